@@ -1,0 +1,1 @@
+"""What things are: profiles, requests, plans and their units. Plain typed data, no I/O."""

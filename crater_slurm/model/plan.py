@@ -1,0 +1,95 @@
+"""What crater decided for a job, with the reasons: the one record that every tool reads.
+
+A Decision is complete in itself: ``crater explain`` shows it months later without the profiles
+that led to it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Mode(StrEnum):
+    """How far crater goes: nothing, log only, tell the user, or change the job."""
+
+    OFF = "off"
+    OBSERVE = "observe"
+    ADVISE = "advise"
+    ENFORCE = "enforce"
+
+    @property
+    def rank(self) -> int:
+        return list(Mode).index(self)
+
+
+class Verdict(StrEnum):
+    """The outcome of planning, whatever the mode then makes of it."""
+
+    PLANNED = "planned"
+    UNTOUCHED = "untouched"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """One need against what the cluster has: how many nodes meet it, and an example that does not.
+
+    ``need`` and ``have`` are texts with units; ``have`` describes the best node there is.
+    """
+
+    name: str
+    need: str
+    have: str
+    passed_nodes: int
+    failed_nodes: int
+    failed_examples: tuple[str, ...] = ()
+    reason: str = ""
+
+    @property
+    def met(self) -> bool:
+        return self.passed_nodes > 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What the job is to get on each of its nodes. ``domains`` counts NUMA nodes; 0 is no limit."""
+
+    id: str
+    gpus: int = 0
+    gpu_type: str | None = None
+    cpus: int | None = None
+    memory_mib: int | None = None
+    memory_bandwidth_gb_s: float | None = None
+    ssd_iops: int | None = None
+    cache_gb: int | None = None
+    numa: str = "best_effort"
+    domains: int = 0
+    precision: str | None = None
+    checkpoint: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """Everything about one decision. ``fields`` and ``environment`` are what Slurm is given."""
+
+    id: str
+    verdict: Verdict
+    mode: Mode
+    time: float
+    user_id: int
+    user_name: str = ""
+    request: dict[str, object] = field(default_factory=dict)
+    options: dict[str, object] = field(default_factory=dict)
+    conditions: tuple[Condition, ...] = ()
+    nodes_considered: int = 0
+    nodes_passed: int = 0
+    passed_nodes: str = ""
+    excluded: tuple[tuple[str, int, str], ...] = ()
+    nearest_node: str = ""
+    smallest_change: tuple[str, ...] = ()
+    plan: Plan | None = None
+    fields: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    messages: tuple[str, ...] = ()
+    duration_us: float = 0.0

@@ -1,0 +1,364 @@
+"""What a user asks for: one table of requirements that every spelling of a request shares.
+
+The table feeds the ``#CRATER`` parser, ``crater directives``, the documentation and the JSON
+schema, so a requirement is added in one place. All amounts are per node of the job, the way
+Slurm's gres are; they are minimum needs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from crater_slurm.model import units
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A request for one job. ``None`` means that the user said nothing about it."""
+
+    task: str | None = None
+    model: str | None = None
+    method: str | None = None
+    precision: str | None = None
+    quantization: str | None = None
+    gpus: int | None = None
+    gpu_memory_mib: int | None = None
+    gpu_type: str | None = None
+    cpus: int | None = None
+    avx: str | None = None
+    memory_bandwidth_gb_s: float | None = None
+    ssd_iops: int | None = None
+    ssd_latency_us: float | None = None
+    io_pattern: str | None = None
+    cache_gb: int | None = None
+    checkpoint: str | None = None
+    numa: str | None = None
+    max_wait_seconds: int | None = None
+    preemptible: bool | None = None
+    mode: str | None = None
+
+    def given(self) -> dict[str, Any]:
+        """The requirements that were stated, by attribute name."""
+        return {
+            f.name: getattr(self, f.name)
+            for f in dataclasses.fields(self)
+            if getattr(self, f.name) is not None
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requirement:
+    """One row of the table: how a requirement is written, checked and explained."""
+
+    key: str
+    attribute: str
+    kind: str
+    meaning: str
+    example: str
+    unit: str = ""
+    choices: tuple[str, ...] = ()
+    minimum: float | None = None
+    maximum: float | None = None
+
+    def parse(self, text: str) -> Any:
+        """The typed value of ``text``; ValueError says what is valid."""
+        text = text.strip()
+        if not text:
+            raise ValueError(f"needs a value, such as {self.key}={self.example}")
+        if self.choices:
+            return self._choice(text)
+        value = _PARSERS[self.kind](text)
+        return self.check(value)
+
+    def check(self, value: Any) -> Any:
+        """``value`` when it lies in the requirement's bounds; ValueError otherwise."""
+        if self.minimum is not None and value < self.minimum:
+            raise ValueError(f"must be at least {self.minimum:g}{_spaced(self.unit)}")
+        if self.maximum is not None and value > self.maximum:
+            raise ValueError(f"must be at most {self.maximum:g}{_spaced(self.unit)}")
+        return value
+
+    def _choice(self, text: str) -> str:
+        word = text.lower().replace("-", "_")
+        for choice in self.choices:
+            if choice.replace("-", "_") == word:
+                return choice
+        from crater_slurm.errors import nearest
+
+        close = nearest(word, self.choices)
+        hint = f"; did you mean {close}?" if close else ""
+        raise ValueError(f"takes {', '.join(self.choices)}{hint}")
+
+    def json_schema(self) -> dict[str, Any]:
+        """JSON Schema of the value, for the documentation and for tasks in JSON."""
+        if self.choices:
+            return {"enum": list(self.choices), "description": self.meaning}
+        schema: dict[str, Any] = {"description": self.meaning, "examples": [self.example]}
+        schema["type"] = {"boolean": "boolean", "integer": "integer", "count": "integer"}.get(
+            self.kind, "string" if self.kind in {"word", "destination"} else "number"
+        )
+        if self.unit:
+            schema["x-unit"] = self.unit
+        if self.minimum is not None:
+            schema["minimum"] = self.minimum
+        if self.maximum is not None:
+            schema["maximum"] = self.maximum
+        return schema
+
+
+def _spaced(unit: str) -> str:
+    return f" {unit}" if unit else ""
+
+
+def _integer(text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise ValueError("must be a whole number")
+    return int(text[:18])
+
+
+def _boolean(text: str) -> bool:
+    word = text.lower()
+    if word in {"yes", "true", "on", "1"}:
+        return True
+    if word in {"no", "false", "off", "0"}:
+        return False
+    raise ValueError("takes yes or no")
+
+
+def _word(text: str) -> str:
+    if len(text) > 128 or not text.isprintable():
+        raise ValueError("must be one printable word of at most 128 characters")
+    return text
+
+
+def _destination(text: str) -> str:
+    """``on``, ``off``, an absolute path or an ``s3://`` URL: where checkpoints go."""
+    word = text.lower()
+    if word in {"on", "yes", "true"}:
+        return "on"
+    if word in {"off", "no", "false"}:
+        return "off"
+    if not text.isprintable() or len(text) > 512:
+        raise ValueError("must be printable and at most 512 characters")
+    if text.startswith("s3://") and len(text) > 5:
+        return text
+    if text.startswith("/"):
+        if ".." in text.split("/"):
+            raise ValueError("must not contain ..")
+        return text
+    raise ValueError("takes on, off, an absolute path or s3://bucket/prefix")
+
+
+_PARSERS: dict[str, Callable[[str], Any]] = {
+    "integer": _integer,
+    "boolean": _boolean,
+    "word": _word,
+    "destination": _destination,
+    "mib": units.parse_mib,
+    "gb": units.parse_gb,
+    "bandwidth": units.parse_bandwidth_gb_s,
+    "count": units.parse_count,
+    "latency": units.parse_latency_us,
+    "seconds": units.parse_seconds,
+}
+
+TASKS = (
+    "llm_pretrain",
+    "llm_finetune",
+    "rlhf",
+    "inference",
+    "multimodal",
+    "time_series",
+    "generic",
+)
+
+REQUIREMENTS: tuple[Requirement, ...] = (
+    Requirement(
+        key="task",
+        attribute="task",
+        kind="word",
+        choices=TASKS,
+        example="llm_finetune",
+        meaning="What kind of work this is.",
+    ),
+    Requirement(
+        key="model",
+        attribute="model",
+        kind="word",
+        example="Llama-3-8B",
+        meaning="Name of the model that is trained or served.",
+    ),
+    Requirement(
+        key="method",
+        attribute="method",
+        kind="word",
+        example="lora",
+        choices=("full", "lora", "qlora", "rlhf", "dpo", "pretrain", "inference"),
+        meaning="How the model is trained.",
+    ),
+    Requirement(
+        key="precision",
+        attribute="precision",
+        kind="word",
+        example="bf16",
+        choices=("fp32", "tf32", "fp16", "bf16", "fp8", "int8", "int4"),
+        meaning="Number format of the computation; the GPU must support it.",
+    ),
+    Requirement(
+        key="quantization",
+        attribute="quantization",
+        kind="word",
+        example="none",
+        choices=("none", "int8", "int4", "nf4", "gptq", "awq"),
+        meaning="Weight-only quantisation of the model.",
+    ),
+    Requirement(
+        key="gpus",
+        attribute="gpus",
+        kind="integer",
+        example="2",
+        minimum=0,
+        maximum=1024,
+        meaning="GPUs on each node of the job.",
+    ),
+    Requirement(
+        key="gpu-memory",
+        attribute="gpu_memory_mib",
+        kind="mib",
+        unit="MiB",
+        example="16GiB",
+        minimum=1,
+        maximum=16 * 2**20,
+        meaning="Memory that each GPU must have at least.",
+    ),
+    Requirement(
+        key="gpu-type",
+        attribute="gpu_type",
+        kind="word",
+        example="a100",
+        meaning="GPU model, or the beginning of one: a100 matches a100-pcie-40gb.",
+    ),
+    Requirement(
+        key="cpus",
+        attribute="cpus",
+        kind="integer",
+        example="8",
+        minimum=1,
+        maximum=8192,
+        meaning="CPU cores on each node of the job.",
+    ),
+    Requirement(
+        key="avx",
+        attribute="avx",
+        kind="word",
+        example="avx512",
+        choices=("avx", "avx2", "avx512"),
+        meaning="Vector instructions that the CPU must have.",
+    ),
+    Requirement(
+        key="memory-bandwidth",
+        attribute="memory_bandwidth_gb_s",
+        kind="bandwidth",
+        unit="GB/s",
+        example="140GB/s",
+        minimum=1,
+        maximum=100000,
+        meaning="Memory bandwidth reserved for the job; with numa=strict on its NUMA nodes.",
+    ),
+    Requirement(
+        key="ssd-iops",
+        attribute="ssd_iops",
+        kind="count",
+        unit="IOPS",
+        example="800k",
+        minimum=1,
+        maximum=10**9,
+        meaning="4 KiB random-read IOPS of the local NVMe reserved for the job.",
+    ),
+    Requirement(
+        key="ssd-latency",
+        attribute="ssd_latency_us",
+        kind="latency",
+        unit="µs",
+        example="100us",
+        minimum=0.1,
+        maximum=10**7,
+        meaning="Highest read latency of the local NVMe that the job can live with.",
+    ),
+    Requirement(
+        key="io-pattern",
+        attribute="io_pattern",
+        kind="word",
+        example="sequential",
+        choices=("sequential", "random", "many_small"),
+        meaning="How the job reads its data.",
+    ),
+    Requirement(
+        key="cache",
+        attribute="cache_gb",
+        kind="gb",
+        unit="GB",
+        example="200GB",
+        minimum=1,
+        maximum=10**6,
+        meaning="Space in the node's NVMe cache reserved for the job.",
+    ),
+    Requirement(
+        key="checkpoint",
+        attribute="checkpoint",
+        kind="destination",
+        example="/project/ckpt",
+        meaning="Checkpoint offload: on, off, or where checkpoints go (path or s3://bucket/prefix).",
+    ),
+    Requirement(
+        key="numa",
+        attribute="numa",
+        kind="word",
+        example="strict",
+        choices=("strict", "best_effort"),
+        meaning="strict: GPUs, cores and memory on as few NUMA nodes as the GPUs need, "
+        "or the job is refused; best_effort: preferred only.",
+    ),
+    Requirement(
+        key="max-wait",
+        attribute="max_wait_seconds",
+        kind="seconds",
+        unit="s",
+        example="30m",
+        minimum=1,
+        maximum=366 * 86400,
+        meaning="Longest time the job should wait in the queue.",
+    ),
+    Requirement(
+        key="preemptible",
+        attribute="preemptible",
+        kind="boolean",
+        example="no",
+        meaning="Whether the job may be preempted.",
+    ),
+    Requirement(
+        key="mode",
+        attribute="mode",
+        kind="word",
+        example="off",
+        choices=("off", "observe", "advise", "enforce"),
+        meaning="Lowers crater's mode for this job; off leaves the job as it is.",
+    ),
+)
+
+BY_KEY: dict[str, Requirement] = {r.key: r for r in REQUIREMENTS}
+BY_ATTRIBUTE: dict[str, Requirement] = {r.attribute: r for r in REQUIREMENTS}
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema of a request, keyed as the directives are."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "crater request",
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {r.key: r.json_schema() for r in REQUIREMENTS},
+    }
