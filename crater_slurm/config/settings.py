@@ -21,10 +21,14 @@ class Section(BaseModel):
 class Slurm(Section):
     """How to reach Slurm."""
 
-    conf: Path | None = Field(None, description="slurm.conf; Slurm's own default when unset.")
-    bin_dir: Path | None = Field(None, description="Folder of the Slurm commands; PATH when unset.")
+    conf: Path | None = Field(
+        default=None, description="slurm.conf; Slurm's own default when unset."
+    )
+    bin_dir: Path | None = Field(
+        default=None, description="Folder of the Slurm commands; PATH when unset."
+    )
     timeout_seconds: float = Field(
-        15, gt=0, description="A Slurm command that takes longer is given up, and said so."
+        default=15, gt=0, description="A Slurm command that takes longer is given up, and said so."
     )
 
 
@@ -32,12 +36,12 @@ class Store(Section):
     """The node-profile store."""
 
     url: str = Field(
-        "sqlite:////var/lib/crater/crater.db",
+        default="sqlite:////var/lib/crater/crater.db",
         description="SQLAlchemy URL. SQLite serves one controller; several controllers share a "
         "PostgreSQL (postgresql+psycopg://) or MariaDB (mysql+pymysql://).",
     )
     keep_decisions_days: int = Field(
-        90, ge=1, description="Decisions older than this are removed; explain needs them."
+        default=90, ge=1, description="Decisions older than this are removed; explain needs them."
     )
 
 
@@ -45,23 +49,24 @@ class Filter(Section):
     """The submit filter, on the controller."""
 
     mode: Literal["off", "observe", "advise", "enforce"] = Field(
-        "observe",
+        default="observe",
         description="observe logs, advise tells the user, enforce changes jobs. A new "
         "installation observes, so that nothing changes before an admin has looked.",
     )
     socket: Path = Field(
-        Path("/run/crater/filter.sock"), description="Where slurmctld's Lua finds the scheduler."
+        default=Path("/run/crater/filter.sock"),
+        description="Where slurmctld's Lua finds the scheduler.",
     )
     allowed_users: tuple[str, ...] = Field(
-        ("root", "slurm"), description="Who may ask: SlurmUser and root."
+        default=("root", "slurm"), description="Who may ask: SlurmUser and root."
     )
     allow_declared: bool = Field(
-        True,
+        default=True,
         description="Count values that an admin declared and nobody measured. False makes a "
         "requirement on them match no node.",
     )
     consume: tuple[Literal["membw", "nviops", "nvme"], ...] = Field(
-        ("membw", "nviops", "nvme"),
+        default=("membw", "nviops", "nvme"),
         description="Resources requested as CountOnly gres where slurm.conf has them.",
     )
 
@@ -70,16 +75,18 @@ class Scheduler(Section):
     """crater-scheduler's HTTP API."""
 
     listen: str = Field(
-        "127.0.0.1:9192",
+        default="127.0.0.1:9192",
         description="Address of the HTTP API. 9091, which the first documents name, is "
         "Prometheus Pushgateway's; set it if nothing else uses it.",
     )
-    url: str = Field("http://127.0.0.1:9192", description="Where nodes and commands find the API.")
+    url: str = Field(
+        default="http://127.0.0.1:9192", description="Where nodes and commands find the API."
+    )
     refresh_seconds: float = Field(
-        30, gt=0, description="How often partitions and nodes are read from Slurm."
+        default=30, gt=0, description="How often partitions and nodes are read from Slurm."
     )
     admin_users: tuple[str, ...] = Field(
-        ("root", "slurm", "crater"), description="Who may see other users' decisions."
+        default=("root", "slurm", "crater"), description="Who may see other users' decisions."
     )
 
 
@@ -87,7 +94,7 @@ class Plan(Section):
     """The signed plan that travels in the job's comment."""
 
     key_file: Path = Field(
-        Path("/etc/crater/plan.key"),
+        default=Path("/etc/crater/plan.key"),
         description="One hex key per line, the first signs and all verify; same on every node.",
     )
 
@@ -96,61 +103,70 @@ class Cache(Section):
     """The node's NVMe cache: a mount that the admin made, or a device that already holds one."""
 
     mount_point: Path = Field(
-        Path("/crater-cache"), description="Where the cache file system is mounted."
+        default=Path("/crater-cache"), description="Where the cache file system is mounted."
     )
     device: str | None = Field(
-        None,
+        default=None,
         description="Mounted there when nothing is: a stable name (/dev/disk/by-id/..., UUID=..., "
         "LABEL=...) of a device that holds a file system. Nothing is ever formatted.",
     )
     require_mount: bool = Field(
-        True, description="Use the folder only if it is a mount point, never the system disk."
+        default=True,
+        description="Use the folder only if it is a mount point, never the system disk.",
     )
-    size_gb: int | None = Field(None, ge=1, description="Use at most this much; all when unset.")
+    size_gb: int | None = Field(
+        default=None, ge=1, description="Use at most this much; all when unset."
+    )
     min_free_percent: float = Field(
-        2, ge=0, le=50, description="Below this a job gets no new cache folders, and is told so."
+        default=2,
+        ge=0,
+        le=50,
+        description="Below this a job gets no new cache folders, and is told so.",
     )
     keep: Literal["remove", "keep_checkpoints"] = Field(
-        "remove", description="What the end of a job leaves of its folders."
+        default="remove", description="What the end of a job leaves of its folders."
     )
 
 
 class Node(Section):
     """crater-io-daemon, on every node."""
 
-    socket: Path = Field(Path("/run/crater/node.sock"), description="Where the hooks find it.")
+    socket: Path = Field(
+        default=Path("/run/crater/node.sock"), description="Where the hooks find it."
+    )
     state_dir: Path = Field(
-        Path("/var/lib/crater/node"), description="What must survive a restart of the daemon."
+        default=Path("/var/lib/crater/node"),
+        description="What must survive a restart of the daemon.",
     )
     profile: Path = Field(
-        Path("/var/lib/crater/profile.json"),
+        default=Path("/var/lib/crater/profile.json"),
         description="This node's profile, for GPU UUIDs and NUMA nodes.",
     )
     cache: Cache = Cache()
     memory_binding: Literal["hard", "soft", "off"] = Field(
-        "hard",
+        default="hard",
         description="hard narrows cpuset.mems where the ledger shows that no job can be hurt and "
         "falls back to soft; soft only places cores and lets memory follow.",
     )
     memory_reserve_mib: int = Field(
-        2048,
+        default=2048,
         ge=0,
         description="Per NUMA node, kept out of the ledger for the kernel and daemons; a full "
         "node under a hard limit makes the kernel kill.",
     )
     cpu_source: Literal["cpuset", "slurm"] = Field(
-        "cpuset",
+        default="cpuset",
         description="Where a job's CPU list comes from. slurm asks slurmctld, for labs whose "
         "nodes have more cores than the machine.",
     )
-    report: bool = Field(True, description="Send what jobs really got to crater-scheduler.")
+    report: bool = Field(default=True, description="Send what jobs really got to crater-scheduler.")
 
 
 class Settings(Section):
     """The whole tree."""
 
     off_switch: Path = Field(
-        Path("/etc/crater/off"),
+        default=Path("/etc/crater/off"),
         description="While this file exists, filter and hooks do nothing at all.",
     )
     slurm: Slurm = Slurm()
