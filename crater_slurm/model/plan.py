@@ -93,3 +93,23 @@ class Decision:
     environment: dict[str, str] = field(default_factory=dict)
     messages: tuple[str, ...] = ()
     duration_us: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """A plan as Slurm must be told it, per node, still free of Slurm's syntax.
+
+    ``cores`` and ``gpus`` are 0 when the plan leaves them to the user's options. ``domains`` is
+    the number of NUMA nodes that the job must stay on, 0 when it need not (or uses them all);
+    ``domain_gpus`` the GPUs on each of them, 0 when they can't share evenly. ``consume`` maps
+    resource names (membw, nviops, nvme) to amounts.
+    """
+
+    gpus: int = 0
+    gpu_type: str | None = None
+    cores: int = 0
+    threads_per_core: int = 1
+    nodes: int = 1
+    domains: int = 0
+    domain_gpus: int = 0
+    consume: dict[str, int] = field(default_factory=dict)

@@ -362,3 +362,14 @@ def json_schema() -> dict[str, Any]:
         "additionalProperties": False,
         "properties": {r.key: r.json_schema() for r in REQUIREMENTS},
     }
+
+
+def markdown_table() -> str:
+    """The table as the documentation has it; a test keeps the two equal."""
+    rows = ["| directive | values | meaning |", "|---|---|---|"]
+    for requirement in REQUIREMENTS:
+        values = ", ".join(requirement.choices) or f"such as `{requirement.example}`"
+        if requirement.unit:
+            values += f" (without a unit: {requirement.unit})"
+        rows.append(f"| `{requirement.key}` | {values} | {requirement.meaning} |")
+    return "\n".join(rows)

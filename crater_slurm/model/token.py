@@ -135,3 +135,8 @@ def verify(comment: str, keys: Sequence[bytes], user_id: int, cluster: str) -> S
     if cluster and result.cluster and result.cluster != cluster:
         raise TokenError(f"the plan token is for cluster {result.cluster}, not for {cluster}")
     return result
+
+
+def plan_fields(payload: dict[str, Any]) -> dict[str, Any]:
+    """The plan's attributes in a token's payload, by their long names; for display."""
+    return {name: payload[short] for name, short in _SHORT.items() if short in payload}

@@ -1,0 +1,132 @@
+"""An explanation as text: pure, from the records to lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+
+def lines(
+    decision: Mapping[str, Any],
+    grants: Sequence[Mapping[str, Any]],
+    job: Mapping[str, str],
+    notes: Sequence[str],
+) -> Iterator[str]:
+    """Lines for a person: the request, each condition, the nodes, Slurm, what the job got."""
+    if job:
+        yield from _job(job)
+    if decision:
+        yield from _decision(decision)
+    if grants:
+        yield ""
+        yield "What the job got"
+        for grant in grants:
+            yield from _grant(grant)
+    if notes:
+        yield ""
+        yield from notes
+
+
+def _job(job: Mapping[str, str]) -> Iterator[str]:
+    state, reason = job.get("JobState", "?"), job.get("Reason", "None")
+    text = f"Job {job.get('JobId', '?')} ({job.get('JobName', '')}) is {state}"
+    if reason not in ("None", ""):
+        text += f"; Slurm's reason: {reason}"
+    if job.get("NodeList", "(null)") not in ("(null)", ""):
+        text += f"; on {job['NodeList']}"
+    yield text
+
+
+def _decision(decision: Mapping[str, Any]) -> Iterator[str]:
+    verdict = decision.get("verdict")
+    if verdict:
+        when = datetime.fromtimestamp(decision["time"]).astimezone().isoformat(" ", "seconds")
+        yield (
+            f"Plan {decision['id']}: {verdict} ({decision.get('mode')}), {when}, "
+            f"decided in {decision.get('duration_us', 0) / 1000:.2f} ms"
+        )
+    if request := decision.get("request"):
+        yield "  asked    " + " ".join(f"{k.replace('_', '-')}={v}" for k, v in request.items())
+    if options := decision.get("options"):
+        yield "  options  " + " ".join(f"{k.replace('_', '-')}={v}" for k, v in options.items())
+    if conditions := decision.get("conditions"):
+        yield ""
+        yield from _conditions(conditions)
+    if "nodes_considered" in decision and conditions:
+        yield ""
+        yield (
+            f"Nodes: {decision['nodes_passed']} of {decision['nodes_considered']} can run it"
+            + (f": {decision['passed_nodes']}" if decision.get("passed_nodes") else "")
+        )
+        for example, count, reason in decision.get("excluded", ()):
+            who = example if count == 1 else f"{count} nodes such as {example}"
+            yield f"  not {who}: {reason}"
+    if decision.get("nearest_node") and verdict == "refused":
+        yield f"Nearest: {decision['nearest_node']}"
+    if change := decision.get("smallest_change"):
+        yield "It would fit with " + ", or with ".join(change)
+    if plan := decision.get("plan"):
+        yield ""
+        yield "Plan, per node: " + ", ".join(_plan_words(plan))
+    if fields := decision.get("fields"):
+        verb = "Asked of Slurm" if decision.get("mode") == "enforce" else "Would be asked of Slurm"
+        yield f"{verb}: " + ", ".join(
+            f"{name}={_short(str(value))}" for name, value in fields.items() if name != "comment"
+        )
+    for message in decision.get("messages", ())[1:]:
+        yield f"Note: {message}"
+
+
+def _conditions(conditions: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    rows = [("condition", "need", "best there is", "nodes")]
+    for c in conditions:
+        total = c["passed_nodes"] + c["failed_nodes"]
+        rows.append((c["name"], c["need"], c["have"], f"{c['passed_nodes']} of {total}"))
+    widths = [max(len(row[i]) for row in rows) for i in range(4)]
+    for i, row in enumerate(rows):
+        mark = " " if i == 0 else ("✓" if conditions[i - 1]["passed_nodes"] else "✗")
+        yield (
+            f"  {mark} "
+            + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        )
+
+
+def _plan_words(plan: Mapping[str, Any]) -> Iterator[str]:
+    if plan.get("gpus"):
+        yield f"{plan['gpus']} GPUs" + (f" ({plan['gpu_type']})" if plan.get("gpu_type") else "")
+    if plan.get("cpus"):
+        yield f"{plan['cpus']} cores"
+    if plan.get("domains"):
+        yield f"on {plan['domains']} NUMA node{'s' * (plan['domains'] > 1)}"
+    units = (
+        ("memory_bandwidth_gb_s", "GB/s"),
+        ("ssd_iops", "IOPS"),
+        ("cache_gb", "GB of NVMe cache"),
+    )
+    for name, unit in units:
+        if plan.get(name):
+            yield f"{plan[name]:g} {unit}"
+    yield f"numa={plan.get('numa', 'best_effort')}"
+
+
+def _short(text: str, limit: int = 120) -> str:
+    return text if len(text) <= limit else f"{text[:limit]}... ({len(text)} characters)"
+
+
+def _grant(grant: Mapping[str, Any]) -> Iterator[str]:
+    got = grant["got"]
+    yield f"  on {grant['node']} ({got.get('phase', '?')}):"
+    for name, value in got.items():
+        if name != "phase" and value not in (None, "", [], {}):
+            yield f"    {name.replace('_', ' ')}: {_short(_plain(value))}"
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(_plain(v) for v in value)
+    if isinstance(value, dict):
+        return ", ".join(f"{k} {_plain(v)}" for k, v in value.items())
+    return str(value)

@@ -1,0 +1,126 @@
+"""What a job really needs on each node: the request joined with the user's own Slurm options.
+
+The user's own options win. A directive that contradicts one is not an error: the option counts
+and the user is told, because scripts are often reused with other options on the command line.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from crater_slurm.model.job import GpuScope, Job
+from crater_slurm.model.request import Request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """Minimum needs per node. ``None`` (or 0 GPUs) means that the dimension does not matter.
+
+    Frozen and hashable: equal needs on an unchanged cluster share one evaluation.
+    """
+
+    nodes: int = 1
+    gpus: int = 0
+    gpu_type: str | None = None
+    gpu_memory_mib: int | None = None
+    precision: str | None = None
+    cpus: int | None = None
+    cpus_are_threads: bool = False
+    avx: str | None = None
+    memory_mib: int | None = None
+    memory_bandwidth_gb_s: float | None = None
+    ssd_iops: int | None = None
+    ssd_latency_us: float | None = None
+    cache_gb: int | None = None
+    strict: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The need, and a sentence for each directive that an option overrode."""
+
+    need: Need
+    notes: tuple[str, ...] = ()
+
+
+def join(request: Request, job: Job) -> Joined:
+    """Need of a job whose user wrote ``request`` and ``job``'s options."""
+    notes: list[str] = []
+    gpus = _gpus(request, job, notes)
+    strict = request.numa == "strict" and not job.exclusive
+    cpus, threads = _cpus(request, job, strict, notes)
+    types = {g.type for g in job.gpus if g.type}
+    gpu_type = request.gpu_type
+    if len(types) == 1:
+        (option,) = types
+        if gpu_type and option != gpu_type:
+            notes.append(f"the option's GPU type {option} wins over gpu-type={gpu_type}")
+        gpu_type = option
+    memory = job.memory_per_node_mib
+    if memory is None and job.memory_per_cpu_mib is not None and cpus:
+        memory = job.memory_per_cpu_mib * cpus
+    return Joined(
+        Need(
+            nodes=job.nodes,
+            gpus=gpus,
+            gpu_type=gpu_type.lower() if gpu_type and gpus else None,
+            gpu_memory_mib=request.gpu_memory_mib if gpus or any_shards(job) else None,
+            precision=request.precision if gpus or any_shards(job) else None,
+            cpus=cpus,
+            cpus_are_threads=threads,
+            avx=request.avx,
+            memory_mib=memory,
+            memory_bandwidth_gb_s=request.memory_bandwidth_gb_s,
+            ssd_iops=request.ssd_iops,
+            ssd_latency_us=request.ssd_latency_us,
+            cache_gb=request.cache_gb,
+            strict=strict,
+        ),
+        tuple(notes),
+    )
+
+
+def any_shards(job: Job) -> bool:
+    """Whether the user asked for GPU shards, which planning leaves to the user."""
+    return any(g.shards for g in job.gpus)
+
+
+def _gpus(request: Request, job: Job, notes: list[str]) -> int:
+    option = job.gpus_per_node
+    if option is None:
+        if any_shards(job):
+            if request.gpus:
+                notes.append(f"the option for GPU shards wins over gpus={request.gpus}")
+            return 0
+        if request.gpus is None and (request.gpu_type or request.gpu_memory_mib):
+            notes.append("gpu-type or gpu-memory without gpus asks for one GPU")
+            return 1
+        return request.gpus or 0
+    if request.gpus is not None and request.gpus != option:
+        spelled = {
+            GpuScope.NODE: "--gres or --gpus-per-node",
+            GpuScope.JOB: "--gpus",
+            GpuScope.SOCKET: "--gpus-per-socket",
+            GpuScope.TASK: "--gpus-per-task",
+        }[job.gpus[0].scope]
+        notes.append(f"{spelled} asks for {option} per node and wins over gpus={request.gpus}")
+    return option
+
+
+def _cpus(request: Request, job: Job, strict: bool, notes: list[str]) -> tuple[int | None, bool]:
+    """CPUs per node, and whether they count hardware threads (Slurm's options do)."""
+    if job.cpus_per_task is None:
+        # -n alone leaves the cores per task open: the directive fills that.
+        if request.cpus is not None:
+            tasks = job.cpus_per_node or 1
+            return max(request.cpus, tasks), False
+        if job.tasks is None and job.tasks_per_node is None:
+            return None, False
+    if job.min_nodes is None and job.tasks_per_node is None and (job.tasks or 1) > 1 and not strict:
+        # Without -N Slurm may spread the tasks; one task is all that a node must hold.
+        option = job.cpus_per_task or 1
+    else:
+        option = job.cpus_per_node or 1
+    if request.cpus is not None and request.cpus != option:
+        notes.append(f"the options ask for {option} CPUs and win over cpus={request.cpus}")
+    return option, True

@@ -1,0 +1,345 @@
+"""Decides: which nodes can take a job, what it should get there, or why none can.
+
+Pure and fast: equal needs on an unchanged inventory are evaluated once, and a decision then costs
+set operations only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from crater_slurm.model.job import Job
+from crater_slurm.model.plan import Condition, Placement, Plan
+from crater_slurm.model.request import Request
+from crater_slurm.placement import advice
+from crater_slurm.placement.inventory import Inventory, NodeClass
+from crater_slurm.placement.need import Need, join
+from crater_slurm.placement.rules import Check, Result, evaluate
+
+#: Evaluated needs kept per inventory; a cluster's users repeat themselves far below this.
+_CACHE_SIZE = 4096
+_EXAMPLES = 3
+
+FeaturePredicate = Callable[[frozenset[str]], bool]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """Which nodes the user's own options leave: partitions, -w, -x and --constraint."""
+
+    partitions: tuple[str, ...] = ()
+    only: tuple[str, ...] | None = None
+    without: tuple[str, ...] = ()
+    features: FeaturePredicate | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The result of planning. ``plan`` is None when the job is refused (``feasible`` False).
+
+    ``passed`` and ``failed`` are node sets of the inventory; ``known`` False means that no
+    profile covers the nodes in question, so that crater has no say.
+    """
+
+    need: Need
+    feasible: bool
+    known: bool = True
+    plan: Plan | None = None
+    passed: int = 0
+    failed: int = 0
+    placement: Placement | None = None
+    conditions: tuple[Condition, ...] = ()
+    excluded: tuple[tuple[str, int, str], ...] = ()
+    nearest_node: str = ""
+    nearest_have: tuple[str, ...] = ()
+    smallest_change: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Planner:
+    """Plans jobs on one inventory. ``refine`` may replace a request by a predicted one.
+
+    ``scores`` are node scores by class example for stages that prefer nodes; empty means that
+    all nodes that can are equal, and Slurm chooses among them.
+    """
+
+    inventory: Inventory
+    refine: Callable[[Request], Request] = lambda request: request
+    _results: dict[Need, list[tuple[NodeClass, Result]]] = field(default_factory=dict)
+
+    def plan(self, plan_id: str, request: Request, job: Job, scope: Scope) -> Outcome:
+        """Outcome for a job; never raises for a request that parsed."""
+        joined = join(self.refine(request), job)
+        need = joined.need
+        candidates = self._candidates(scope)
+        results = [
+            (node_class, result)
+            for node_class, result in self._evaluate(need)
+            if node_class.nodes & candidates
+        ]
+        if not results:
+            return Outcome(need=need, feasible=True, known=False, notes=joined.notes)
+        passing = [(c, r) for c, r in results if r.ok]
+        gres_type, passing = _choose_type(passing, need, candidates)
+        passed = _union(c.nodes for c, _ in passing) & candidates
+        conditions = _conditions(results, need, candidates)
+        excluded = _excluded(results, candidates, self.inventory, passed)
+        if passed.bit_count() < need.nodes or (scope.only and not _all_named(self, scope, passed)):
+            return self._refusal(
+                need, results, candidates, passed, conditions, excluded, joined.notes
+            )
+        return Outcome(
+            need=need,
+            feasible=True,
+            plan=_plan(plan_id, request, need, passing, gres_type),
+            passed=passed,
+            failed=candidates & ~passed,
+            placement=_placement(need, passing, gres_type),
+            conditions=conditions,
+            excluded=excluded,
+            notes=joined.notes + self._notes(passing, passed),
+        )
+
+    def _candidates(self, scope: Scope) -> int:
+        inventory = self.inventory
+        partitions = scope.partitions or (
+            (inventory.default_partition,) if inventory.default_partition else ()
+        )
+        nodes = _union(inventory.partitions.get(p, 0) for p in partitions)
+        if not partitions:
+            nodes = inventory.everything
+        if scope.only is not None:
+            nodes &= inventory.name_set(scope.only)
+        nodes &= ~inventory.name_set(scope.without)
+        if scope.features is not None:
+            nodes &= _union(n for f, n in inventory.feature_sets if scope.features(f))
+        return nodes
+
+    def _evaluate(self, need: Need) -> list[tuple[NodeClass, Result]]:
+        cached = self._results.get(need)
+        if cached is None:
+            cached = [(c, evaluate(c.profile, need)) for c in self.inventory.classes]
+            if len(self._results) >= _CACHE_SIZE:
+                self._results.clear()
+            self._results[need] = cached
+        return cached
+
+    def _refusal(
+        self,
+        need: Need,
+        results: list[tuple[NodeClass, Result]],
+        candidates: int,
+        passed: int,
+        conditions: tuple[Condition, ...],
+        excluded: tuple[tuple[str, int, str], ...],
+        notes: tuple[str, ...],
+    ) -> Outcome:
+        failing = [(c, r) for c, r in results if not r.ok]
+        near = advice.nearest(failing)
+        name = ""
+        have: tuple[str, ...] = ()
+        change: tuple[str, ...] = ()
+        if near:
+            name = next(iter(self.inventory.names_of(near[0].nodes & candidates, 1)), "")
+            have = tuple(_sentence(c) for c in near[1].checks if not c.ok)
+            change = advice.smallest_change(near[0].profile, need)
+        if passed and passed.bit_count() < need.nodes:
+            change = (f"--nodes={passed.bit_count()}", *change)
+        return Outcome(
+            need=need,
+            feasible=False,
+            passed=passed,
+            failed=candidates & ~passed,
+            conditions=conditions,
+            excluded=excluded,
+            nearest_node=name,
+            nearest_have=have,
+            smallest_change=change,
+            notes=notes,
+        )
+
+    def _notes(self, passing: list[tuple[NodeClass, Result]], passed: int) -> tuple[str, ...]:
+        notes = []
+        if not passed & self.inventory.usable:
+            notes.append(
+                f"all {passed.bit_count()} nodes that can run this job are down or drained now"
+            )
+        if partly := [c for c, r in passing if r.fit is not None and not r.fit.everywhere]:
+            example = next(iter(self.inventory.names_of(partly[0].nodes, 1)), partly[0].example)
+            fits = next(r.fit for c, r in passing if c is partly[0] and r.fit)
+            chosen = ", ".join(str(n) for n in fits.chosen)
+            notes.append(
+                f"on {example} only NUMA node {chosen} meets the need and Slurm can't be told "
+                "which one to use; crater explain shows which one the job got"
+            )
+        return tuple(notes)
+
+
+def _all_named(planner: Planner, scope: Scope, passed: int) -> bool:
+    """A node that the user names with -w is always part of the job, so it must pass too."""
+    named = planner.inventory.name_set(scope.only or ())
+    return named & ~passed == 0
+
+
+def _union(sets: Iterable[int]) -> int:
+    result = 0
+    for nodes in sets:
+        result |= nodes
+    return result
+
+
+def _choose_type(
+    passing: list[tuple[NodeClass, Result]], need: Need, candidates: int
+) -> tuple[str | None, list[tuple[NodeClass, Result]]]:
+    """The gres type to ask for, where machines mix GPUs that qualify with others that do not.
+
+    A gres request names at most one type, so of mixed machines those with the most common
+    qualifying type are kept.
+    """
+    if not need.gpus:
+        return None, passing
+    if all(len(r.eligible) == len(c.profile.gpus) for c, r in passing):
+        return None, passing
+    votes: dict[str, int] = {}
+    for node_class, result in passing:
+        for name in _types(node_class, result, need.gpus):
+            votes[name] = votes.get(name, 0) + (node_class.nodes & candidates).bit_count()
+    if not votes:
+        return None, []
+    winner = max(sorted(votes), key=lambda name: votes[name])
+    return winner, [(c, r) for c, r in passing if winner in _types(c, r, need.gpus)]
+
+
+def _types(node_class: NodeClass, result: Result, count: int) -> set[str]:
+    """Gres types of which the machine has enough, all of them qualifying."""
+    by_type: dict[str, list[int]] = {}
+    for gpu in node_class.profile.gpus:
+        by_type.setdefault(gpu.gres_type or "", []).append(gpu.index)
+    return {
+        name
+        for name, indexes in by_type.items()
+        if name and len(indexes) >= count and result.eligible.issuperset(indexes)
+    }
+
+
+def _plan(
+    plan_id: str,
+    request: Request,
+    need: Need,
+    passing: list[tuple[NodeClass, Result]],
+    gres_type: str | None,
+) -> Plan:
+    return Plan(
+        id=plan_id,
+        gpus=need.gpus,
+        gpu_type=gres_type,
+        cpus=need.cpus,
+        memory_mib=need.memory_mib,
+        memory_bandwidth_gb_s=need.memory_bandwidth_gb_s,
+        ssd_iops=need.ssd_iops,
+        cache_gb=need.cache_gb,
+        numa="strict" if need.strict else "best_effort",
+        domains=max((r.fit.count for _, r in passing if r.fit), default=0),
+        precision=request.precision,
+        checkpoint=request.checkpoint,
+    )
+
+
+def _placement(
+    need: Need, passing: list[tuple[NodeClass, Result]], gres_type: str | None
+) -> Placement:
+    consume = {
+        "membw": math.ceil(need.memory_bandwidth_gb_s or 0),
+        "nviops": need.ssd_iops or 0,
+        "nvme": need.cache_gb or 0,
+    }
+    keep_together = need.strict and not _whole_node(passing)
+    return Placement(
+        gpus=need.gpus,
+        gpu_type=gres_type,
+        cores=0 if need.cpus is None or need.cpus_are_threads else need.cpus,
+        threads_per_core=max(c.profile.cpu.threads_per_core for c, _ in passing),
+        nodes=need.nodes,
+        domains=max((r.fit.count for _, r in passing if r.fit), default=0) if keep_together else 0,
+        domain_gpus=_domain_gpus(passing) if keep_together else 0,
+        consume={name: amount for name, amount in consume.items() if amount},
+    )
+
+
+def _domain_gpus(passing: list[tuple[NodeClass, Result]]) -> int:
+    """GPUs per NUMA node when every machine shares them out alike, else 0."""
+    shares = {(r.fit.count, r.fit.gpus_per_domain) for _, r in passing if r.fit}
+    return next(iter(shares))[1] if len(shares) == 1 else 0
+
+
+def _whole_node(passing: list[tuple[NodeClass, Result]]) -> bool:
+    """Whether the job uses all NUMA nodes of every machine anyway: nothing to keep together."""
+    return all(r.fit is None or r.fit.count == len(c.profile.cpu_domains) for c, r in passing)
+
+
+def _conditions(
+    results: list[tuple[NodeClass, Result]], need: Need, candidates: int
+) -> tuple[Condition, ...]:
+    """One line for each need, over all candidate nodes."""
+    names: dict[str, None] = {}
+    for _, result in results:
+        names.update(dict.fromkeys(c.name for c in result.checks))
+    return tuple(_condition(name, results, candidates) for name in names)
+
+
+def _condition(name: str, results: list[tuple[NodeClass, Result]], candidates: int) -> Condition:
+    passed = failed = 0
+    best: Check | None = None
+    examples: list[str] = []
+    reason = ""
+    for node_class, result in results:
+        count = (node_class.nodes & candidates).bit_count()
+        checks = [c for c in result.checks if c.name == name]
+        bad = next((c for c in checks if not c.ok), None)
+        if bad is None:
+            passed += count
+        else:
+            failed += count
+            reason = reason or bad.reason
+            if len(examples) < _EXAMPLES:
+                examples.append(f"{node_class.example}: {bad.reason}")
+        check = bad or (checks[0] if checks else None)
+        if check and (best is None or (check.ok, check.measure) > (best.ok, best.measure)):
+            best = check
+    assert best is not None
+    return Condition(
+        name=name,
+        need=best.need,
+        have=best.have,
+        passed_nodes=passed,
+        failed_nodes=failed,
+        failed_examples=tuple(examples),
+        reason=reason,
+    )
+
+
+def _excluded(
+    results: list[tuple[NodeClass, Result]], candidates: int, inventory: Inventory, passed: int
+) -> tuple[tuple[str, int, str], ...]:
+    """Why nodes did not pass, counted, each reason with an example node."""
+    groups: dict[str, list[int]] = {}
+    for node_class, result in results:
+        nodes = node_class.nodes & candidates & ~passed
+        if nodes:
+            bad = [c.reason for c in result.checks if not c.ok]
+            reason = "; ".join(bad) or "has no GPU type that can be asked for alone"
+            groups.setdefault(reason, []).append(nodes)
+    if unknown := inventory.unknown & candidates:
+        groups.setdefault("has no profile in the store", []).append(unknown)
+    rows = []
+    for reason, sets in groups.items():
+        nodes = _union(sets)
+        rows.append((inventory.names_of(nodes, 1)[0], nodes.bit_count(), reason))
+    return tuple(sorted(rows, key=lambda row: -row[1]))
+
+
+def _sentence(check: Check) -> str:
+    return f"{check.name}: needs {check.need}, {check.reason or 'has ' + check.have}"

@@ -1,0 +1,1 @@
+"""crater-scheduler: answers the submit filter, keeps a picture of the cluster, serves the API."""

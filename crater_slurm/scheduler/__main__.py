@@ -1,0 +1,7 @@
+"""``python -m crater_slurm.scheduler``."""
+
+import sys
+
+from crater_slurm.scheduler.main import main
+
+sys.exit(main())

@@ -1,0 +1,337 @@
+"""One submission: the filter's message in, the answer and the record out.
+
+Nothing here waits for anything: no store, no Slurm, no network. Whatever goes wrong lets the job
+through unchanged; only a request that can never run, or that can't be read, is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from crater_slurm.errors import UsageError
+from crater_slurm.model import token
+from crater_slurm.model.directives import DirectiveError, Directives, parse_job
+from crater_slurm.model.job import Job, JobKind
+from crater_slurm.model.plan import Decision, Mode, Plan, Verdict
+from crater_slurm.model.request import Request
+from crater_slurm.placement.planner import Outcome, Scope
+from crater_slurm.scheduler.state import View
+from crater_slurm.slurm import features, hostlist, levers
+from crater_slurm.slurm.fields import job_from_fields
+
+#: slurmctld refuses longer comments (MAX_STR_LEN), at submit and at every later update.
+COMMENT_LIMIT = 1024
+_ANYTHING = "crater: "
+
+
+@dataclass(slots=True)
+class Answer:
+    """What goes back to slurmctld: fields, flags, environment, words; and the record of it."""
+
+    reject: bool = False
+    fields: dict[str, str] = field(default_factory=dict)
+    flags: list[str] = field(default_factory=list)
+    environment: dict[str, str] = field(default_factory=dict)
+    messages: list[str] = field(default_factory=list)
+    log: list[str] = field(default_factory=list)
+    decision: Decision | None = None
+
+    def pairs(self) -> list[tuple[str, str]]:
+        """The answer as the frame carries it, see docs/protocols.md."""
+        pairs = [("verdict", "reject" if self.reject else "accept")]
+        if not self.reject:
+            pairs += [(f"set.{name}", value) for name, value in self.fields.items()]
+            pairs += [("flag", name) for name in self.flags]
+            pairs += [(f"env.{name}", value) for name, value in self.environment.items()]
+        pairs += [("message", line) for text in self.messages for line in text.splitlines()]
+        pairs += [("log", line) for line in self.log]
+        return pairs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decider:
+    """Decides submissions under a site's mode. ``key`` gives the signing key or None."""
+
+    mode: Mode
+    key: Callable[[], bytes | None]
+    consume: frozenset[str] = frozenset({"membw", "nviops", "nvme"})
+    clock: Callable[[], float] = time.time
+    new_id: Callable[[], str] = lambda: secrets.token_hex(6)
+
+    def decide(self, message: Mapping[str, str], view: View | None) -> Answer:
+        """Answer to one filter message. Raises nothing that a message can cause."""
+        begin = time.perf_counter()
+        if message.get("op") != "submit":
+            return Answer(log=[f"job {message.get('record.job_id', '?')} is modified"])
+        decision_id = self.new_id()
+        comment = token.strip(message.get("field.comment", ""))
+        try:
+            directives = parse_job(message.get("script"), comment)
+        except DirectiveError as error:
+            return self._unreadable(decision_id, message, error)
+        late = message.get("late_directive")
+        notes = list(directives.notes)
+        if late and not any(n.startswith(f"line {late}:") for n in notes):
+            notes.append(
+                f"line {late} of the script is not read: it stands after the first command, "
+                "where sbatch too stops reading directives"
+            )
+        mode = self._mode_of(directives.request)
+        if not directives or mode is Mode.OFF:
+            shown = notes if mode.rank >= Mode.ADVISE.rank else []
+            return Answer(messages=[_ANYTHING + n for n in shown])
+        answer = self._planned(decision_id, message, directives, notes, mode, view)
+        if answer.decision:
+            took = (time.perf_counter() - begin) * 1e6
+            answer.decision = dataclasses.replace(answer.decision, duration_us=round(took, 1))
+        return answer
+
+    def _mode_of(self, request: Request) -> Mode:
+        """The site's mode, which a job may only lower."""
+        asked = Mode(request.mode) if request.mode else self.mode
+        return min(self.mode, asked, key=lambda m: m.rank)
+
+    def _unreadable(
+        self, decision_id: str, message: Mapping[str, str], error: DirectiveError
+    ) -> Answer:
+        """A directive that can't be read: refused when enforcing, so that nobody is surprised."""
+        reject = self.mode is Mode.ENFORCE
+        words = [f"crater: {problem}" for problem in error.problems]
+        if reject:
+            words.append("crater: the job is refused; 'crater directives' lists what is valid")
+        decision = Decision(
+            id=decision_id,
+            verdict=Verdict.REFUSED if reject else Verdict.UNTOUCHED,
+            mode=self.mode,
+            time=self.clock(),
+            user_id=_number(message.get("uid")),
+            user_name=message.get("user", ""),
+            messages=tuple(error.problems),
+        )
+        shown = words if self.mode.rank >= Mode.ADVISE.rank else []
+        return Answer(reject=reject, messages=shown, log=list(error.problems), decision=decision)
+
+    def _planned(
+        self,
+        decision_id: str,
+        message: Mapping[str, str],
+        directives: Directives,
+        notes: list[str],
+        mode: Mode,
+        view: View | None,
+    ) -> Answer:
+        if view is None:
+            return self._hands_off(notes, "crater-scheduler has not read the cluster yet")
+        try:
+            job = job_from_fields(message)
+            scope = _scope(job)
+        except (ValueError, UsageError) as error:
+            # Not ours to judge: slurmctld says in its own words what is wrong with the option.
+            return self._hands_off(notes, f"its Slurm options can't be read ({error})")
+        outcome = view.planner.plan(decision_id, directives.request, job, scope)
+        if not outcome.known:
+            return self._hands_off(
+                notes, "no node that its options allow has a profile (crater nodes import)"
+            )
+        record = _record(decision_id, mode, self.clock(), directives.request, job, outcome, view)
+        notes += outcome.notes
+        if not outcome.feasible:
+            return _refusal(record, outcome, notes, mode)
+        if job.het_component:
+            notes.append("each component of a heterogeneous job is planned on its own")
+        changes = levers.changes(
+            outcome.placement,  # type: ignore[arg-type]
+            job,
+            message,
+            exclude=view.hostlist(outcome.failed) if outcome.failed else "",
+            gres_names=view.cluster.gres_types & self.consume,
+            gres_style=message.get("gres_style", "/"),
+        )
+        notes += changes.notes
+        environment = _environment(changes, job)
+        self._sign(outcome.plan, job, message, view, changes, notes)
+        if job.kind is JobKind.INTERACTIVE and "cpus_per_task" in changes.fields:
+            notes.append(
+                f"srun makes its step from its own options: give it "
+                f"-c{changes.fields['cpus_per_task']} to use all cores"
+            )
+        return _accepted(record, outcome, changes, environment, notes, mode)
+
+    def _hands_off(self, notes: list[str], why: str) -> Answer:
+        text = f"the job is left as it is: {why}"
+        shown = [*notes, text] if self.mode.rank >= Mode.ADVISE.rank else []
+        return Answer(messages=[_ANYTHING + n for n in shown], log=[text])
+
+    def _sign(
+        self,
+        plan: Plan | None,
+        job: Job,
+        message: Mapping[str, str],
+        view: View,
+        changes: levers.Changes,
+        notes: list[str],
+    ) -> None:
+        """Put the signed plan behind the user's own comment, where it fits."""
+        key = self.key()
+        if key is None or plan is None:
+            notes.append("no plan key: the node prepares nothing for this job")
+            return
+        text = token.sign(
+            token.SignedPlan(
+                plan=plan,
+                user_id=job.user_id,
+                cluster=view.cluster.name,
+                issued=int(self.clock()),
+                array=job.array or job.kind is JobKind.CRON,
+            ),
+            key,
+        )
+        own = token.strip(message.get("field.comment", ""))
+        comment = f"{own} {text}".strip()
+        if len(comment.encode("utf-8", "surrogateescape")) > COMMENT_LIMIT - 1:
+            notes.append(
+                f"the job's comment leaves no room for the plan ({COMMENT_LIMIT} characters in "
+                "all): it is placed as planned, but the node prepares nothing for it"
+            )
+            return
+        changes.fields["comment"] = comment
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text and text.isdigit() else -1
+
+
+def _scope(job: Job) -> Scope:
+    return Scope(
+        partitions=job.partitions,
+        only=tuple(hostlist.expand(job.node_list)) if job.node_list else None,
+        without=tuple(hostlist.expand(job.exclude)) if job.exclude else (),
+        features=features.compile_expression(job.features) if job.features else None,
+    )
+
+
+def _options(job: Job) -> dict[str, Any]:
+    """The user's own options that were stated, for the record."""
+    shown: dict[str, Any] = {}
+    for entry in dataclasses.fields(job):
+        value = getattr(job, entry.name)
+        if value in (None, "", (), {}, False) or entry.name in {"user_id", "user_name", "comment"}:
+            continue
+        if entry.name == "gpus":
+            value = [f"{g.count} per {g.scope}" + (f" {g.type}" if g.type else "") for g in value]
+        shown[entry.name] = list(value) if isinstance(value, tuple) else value
+    return shown
+
+
+def _record(
+    decision_id: str,
+    mode: Mode,
+    now: float,
+    request: Request,
+    job: Job,
+    outcome: Outcome,
+    view: View,
+) -> Decision:
+    return Decision(
+        id=decision_id,
+        verdict=Verdict.PLANNED if outcome.feasible else Verdict.REFUSED,
+        mode=mode,
+        time=now,
+        user_id=job.user_id,
+        user_name=job.user_name,
+        request=request.given(),
+        options=_options(job),
+        conditions=outcome.conditions,
+        nodes_considered=(outcome.passed | outcome.failed).bit_count(),
+        nodes_passed=outcome.passed.bit_count(),
+        passed_nodes=view.hostlist(outcome.passed),
+        excluded=outcome.excluded,
+        nearest_node=outcome.nearest_node,
+        smallest_change=outcome.smallest_change,
+        plan=outcome.plan,
+    )
+
+
+def _refusal(record: Decision, outcome: Outcome, notes: list[str], mode: Mode) -> Answer:
+    """No node can: say the need, what is there, the nearest node and the way out."""
+    nodes = record.nodes_considered
+    if outcome.passed:
+        lines = [
+            f"this job needs {outcome.need.nodes} nodes and only {record.nodes_passed} of {nodes} "
+            f"can run it: {record.passed_nodes}"
+        ]
+    else:
+        lines = [f"none of the {nodes} nodes that its options allow can run this job"]
+    if outcome.nearest_node:
+        lines.append(f"nearest is {outcome.nearest_node}: {'; '.join(outcome.nearest_have)}")
+    if outcome.smallest_change:
+        lines.append(f"it would fit with {', or with '.join(outcome.smallest_change)}")
+    lines.append(f"every condition: crater explain {record.id}")
+    record = dataclasses.replace(record, messages=tuple(lines + notes))
+    if mode is Mode.OBSERVE:
+        return Answer(log=lines, decision=record)
+    reject = mode is Mode.ENFORCE
+    head = "refused: " if reject else "would be refused: "
+    texts = [f"crater: {head}{lines[0]}"]
+    texts += [f"crater:   {line}" for line in lines[1:]] + [f"crater: {n}" for n in notes]
+    return Answer(reject=reject, messages=texts, log=lines[:1], decision=record)
+
+
+def _environment(changes: levers.Changes, job: Job) -> dict[str, str]:
+    """What sbatch itself would have exported for options that the plan added."""
+    per_task = changes.fields.get("cpus_per_task")
+    if job.kind is JobKind.INTERACTIVE or not per_task:
+        return {}
+    # srun reads SRUN_CPUS_PER_TASK from 22.05 on; scripts read SLURM_CPUS_PER_TASK.
+    return {"SLURM_CPUS_PER_TASK": per_task, "SRUN_CPUS_PER_TASK": per_task}
+
+
+def _accepted(
+    record: Decision,
+    outcome: Outcome,
+    changes: levers.Changes,
+    environment: dict[str, str],
+    notes: list[str],
+    mode: Mode,
+) -> Answer:
+    summary = (
+        f"{_summary(outcome)}; {record.nodes_passed} of {record.nodes_considered} nodes can run it "
+        f"(crater explain {record.id})"
+    )
+    record = dataclasses.replace(
+        record,
+        fields=changes.fields | ({"flags": ",".join(changes.flags)} if changes.flags else {}),
+        environment=environment,
+        messages=(summary, *notes),
+    )
+    if mode is Mode.OBSERVE:
+        return Answer(log=[f"would plan {record.id}: {summary}"], decision=record)
+    head = "planned" if mode is Mode.ENFORCE else "would plan"
+    answer = Answer(
+        messages=[f"crater: {head} {summary}", *(f"crater: {n}" for n in notes)],
+        log=[f"plan {record.id}: {summary}"],
+        decision=record,
+    )
+    if mode is Mode.ENFORCE:
+        answer.fields = changes.fields
+        answer.flags = changes.flags
+        answer.environment = environment
+    return answer
+
+
+def _summary(outcome: Outcome) -> str:
+    """``2 GPUs, 8 cores on one NUMA node (strict)`` of each node."""
+    need = outcome.need
+    parts = [f"{need.gpus} GPU{'s' * (need.gpus > 1)}"] if need.gpus else []
+    if need.cpus:
+        parts.append(f"{need.cpus} {'CPUs' if need.cpus_are_threads else 'cores'}")
+    text = ", ".join(parts) or "the job"
+    if outcome.plan and need.strict and outcome.plan.domains:
+        count = outcome.plan.domains
+        text += f" on {'one NUMA node' if count == 1 else f'{count} NUMA nodes'}"
+    return text + (f" on each of {need.nodes} nodes" if need.nodes > 1 else "")

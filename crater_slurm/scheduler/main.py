@@ -1,0 +1,93 @@
+"""``crater-scheduler``: start the service, serve the API, stop cleanly."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from crater_slurm.config import load
+from crater_slurm.errors import CraterError
+
+_log = logging.getLogger("crater.scheduler")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run until SIGTERM or SIGINT; exit code of a CraterError when it can't start."""
+    parser = argparse.ArgumentParser(prog="crater-scheduler", description=__doc__)
+    parser.add_argument("--config", type=Path, help="settings file")
+    parser.add_argument(
+        "--foreground", action="store_true", help="accepted for symmetry; it always stays there"
+    )
+    options = parser.parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    try:
+        settings = load(options.config).settings
+        from crater_slurm.scheduler import api
+        from crater_slurm.scheduler.service import Service
+
+        service = Service(settings)
+        service.start()
+    except CraterError as error:
+        print(f"crater-scheduler: ERROR: {error}", file=sys.stderr)
+        return error.exit_code
+    # Submissions share the interpreter with the API: short turns, and no long collections.
+    sys.setswitchinterval(0.0005)
+    gc.collect()
+    gc.freeze()
+    app = api.build(service, settings.scheduler.admin_users, service.registry)
+    try:
+        _serve(app, settings.scheduler.listen)
+    except CraterError as error:
+        print(f"crater-scheduler: ERROR: {error}", file=sys.stderr)
+        return error.exit_code
+    finally:
+        service.stop()
+    return 0
+
+
+def _serve(app: object, listen: str) -> None:
+    """Serve the API until a signal; the filter answers also when the API's port is taken."""
+    import uvicorn
+
+    host, _, port = listen.rpartition(":")
+    config = uvicorn.Config(
+        app,  # type: ignore[arg-type]
+        host=host.strip("[]") or "127.0.0.1",
+        port=int(port),
+        log_level="warning",
+        timeout_graceful_shutdown=3,
+    )
+    server = uvicorn.Server(config)
+    try:
+        bound = config.bind_socket()
+    except (SystemExit, OSError):
+        _log.error("the API can't listen at %s: no explain, no reports; submissions go on", listen)
+        _wait_for_signal()
+        return
+    _ready()
+    server.run(sockets=[bound])
+
+
+def _wait_for_signal() -> None:
+    done = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: done.set())
+    _ready()
+    done.wait()
+
+
+def _ready() -> None:
+    """Tell systemd that the service is up, if it asked."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if address:
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
+            out.sendto(b"READY=1", address.replace("@", "\0", 1))

@@ -1,0 +1,123 @@
+"""The cluster in memory: what a decision needs, refreshed beside the submissions, never in one.
+
+A refresh that fails keeps the last good state: an old picture of the cluster is better than
+refusing to look, and its age is on the health page.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from crater_slurm.errors import CraterError
+from crater_slurm.model.cluster import SlurmCluster
+from crater_slurm.model.profile import NodeProfile
+from crater_slurm.placement import inventory
+from crater_slurm.placement.planner import Planner
+from crater_slurm.slurm import hostlist
+from crater_slurm.slurm.client import Client
+from crater_slurm.store.repository import Store
+
+_log = logging.getLogger("crater.scheduler.state")
+
+#: How often the store is asked (one row) whether profiles changed.
+_STORE_POLL_SECONDS = 1.0
+#: Until Slurm answered once, it is asked this often: slurmctld may still be starting.
+_FIRST_POLL_SECONDS = 0.5
+#: Every node set that was put into words so far; a cluster has few distinct ones.
+_WORDED_SETS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One consistent picture of the cluster. Replaced as a whole, never changed."""
+
+    cluster: SlurmCluster
+    planner: Planner
+    profiles: int
+    _words: dict[int, str] = field(default_factory=dict)
+
+    def hostlist(self, nodes: int) -> str:
+        """Host list of a node set; words are kept, because compressing 10,000 names takes 10 ms."""
+        text = self._words.get(nodes)
+        if text is None:
+            if len(self._words) >= _WORDED_SETS:
+                self._words.clear()
+            text = hostlist.compress(self.planner.inventory.names_of(nodes))
+            self._words[nodes] = text
+        return text
+
+
+class State:
+    """Holds the current View and refreshes it in a thread of its own."""
+
+    def __init__(
+        self,
+        client: Client,
+        store: Callable[[], Store],
+        *,
+        refresh_seconds: float,
+        allow_declared: bool,
+    ) -> None:
+        self.view: View | None = None
+        self.problem: str = "the cluster has not been read yet"
+        self._client = client
+        self._open_store = store
+        self._refresh_seconds = refresh_seconds
+        self._allow_declared = allow_declared
+        self._profiles: dict[str, NodeProfile] = {}
+        self._version: int | None = None
+        self._cluster: SlurmCluster | None = None
+        self._next_slurm = 0.0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="state", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(timeout=5)
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self.refresh()
+                self.problem = ""
+            except CraterError as error:
+                if self.problem != str(error):
+                    _log.warning("the cluster can't be read, the last picture stays: %s", error)
+                self.problem = str(error)
+            except Exception:
+                _log.exception("refreshing the picture of the cluster failed")
+                self.problem = "refreshing failed; see the log"
+            self._stop.wait(_STORE_POLL_SECONDS if self.view else _FIRST_POLL_SECONDS)
+
+    def refresh(self) -> None:
+        """Read what is due; build a new View when anything changed. Raises CraterError."""
+        now = time.monotonic()
+        changed = self._read_profiles()
+        if self._cluster is None or now >= self._next_slurm:
+            cluster = self._client.cluster()
+            self._next_slurm = now + self._refresh_seconds
+            changed = changed or self._cluster is None or cluster.nodes != self._cluster.nodes
+            self._cluster = cluster
+        if changed and self._cluster is not None:
+            built = inventory.build(
+                self._cluster, list(self._profiles.values()), allow_declared=self._allow_declared
+            )
+            self.view = View(self._cluster, Planner(built), len(self._profiles))
+
+    def _read_profiles(self) -> bool:
+        store = self._open_store()
+        if self._version is not None and store.version() == self._version:
+            return False
+        snapshot = store.snapshot(self._version)
+        fresh = {profile.name: profile for profile in snapshot.profiles}
+        names = set(snapshot.names)
+        self._profiles = {n: p for n, p in (self._profiles | fresh).items() if n in names}
+        self._version = snapshot.version
+        return True

@@ -1,0 +1,77 @@
+"""Reads a job's options from the job_desc fields that the submit filter sends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from crater_slurm.model.job import GpuOption, GpuScope, Job, JobKind
+from crater_slurm.slurm import gres
+
+_ENFORCE_BINDING = 1 << 4  # GRES_ENFORCE_BIND of slurm.h, the same in 22.05 to 26.05
+_DISABLE_BINDING = 1 << 19  # GRES_DISABLE_BIND
+
+_SCOPES = (
+    ("tres_per_node", GpuScope.NODE),
+    ("tres_per_job", GpuScope.JOB),
+    ("tres_per_socket", GpuScope.SOCKET),
+    ("tres_per_task", GpuScope.TASK),
+)
+
+
+def job_from_fields(message: Mapping[str, str]) -> Job:
+    """A Job from one filter message (see docs/protocols.md), ``field.NAME`` keys and all.
+
+    Raises ValueError when a gres string can't be read; Slurm will refuse it in its own words.
+    """
+
+    def text(name: str) -> str | None:
+        return message.get(f"field.{name}") or None
+
+    def number(name: str) -> int | None:
+        value = message.get(f"field.{name}")
+        try:
+            return int(float(value)) if value else None
+        except ValueError:
+            return None
+
+    gpus: list[GpuOption] = []
+    others: dict[str, int] = {}
+    for name, scope in _SCOPES:
+        raw = text(name) or (text("gres") if name == "tres_per_node" else None)
+        for entry in gres.parse(raw or ""):
+            if entry.name in ("gpu", "shard"):
+                gpus.append(GpuOption(scope, entry.count, entry.type, entry.name == "shard"))
+            elif scope is GpuScope.NODE:
+                others[entry.name] = others.get(entry.name, 0) + entry.count
+    if (per_gpu := number("ntasks_per_gpu")) and gpus and number("num_tasks") is None:
+        gpus_total = sum(g.count for g in gpus)
+        message = {**message, "field.num_tasks": str(per_gpu * gpus_total)}
+    flags = number("bitflags") or 0
+    partitions = text("partition")
+    return Job(
+        user_id=int(message.get("uid", "-1")),
+        user_name=message.get("user", ""),
+        kind=JobKind(message.get("kind", "batch")),
+        partitions=tuple(p for p in (partitions or "").split(",") if p),
+        min_nodes=number("min_nodes"),
+        max_nodes=number("max_nodes"),
+        tasks=number("num_tasks"),
+        tasks_per_node=number("ntasks_per_node"),
+        cpus_per_task=number("cpus_per_task"),
+        min_cpus=number("min_cpus"),
+        gpus=tuple(gpus),
+        gres=others,
+        memory_per_node_mib=number("min_mem_per_node") or None,
+        memory_per_cpu_mib=number("min_mem_per_cpu") or None,
+        features=text("features"),
+        exclude=text("exc_nodes"),
+        node_list=text("req_nodes"),
+        exclusive=message.get("field.shared") == "0",
+        sockets_per_node=number("sockets_per_node"),
+        cores_per_socket=number("cores_per_socket"),
+        enforce_binding=bool(flags & _ENFORCE_BINDING),
+        disable_binding=bool(flags & _DISABLE_BINDING),
+        array=bool(text("array_inx")),
+        het_component=int(message["het"]) if message.get("het", "").isdigit() else None,
+        comment=message.get("field.comment", ""),
+    )

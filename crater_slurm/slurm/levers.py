@@ -1,0 +1,152 @@
+"""Turns a placement into the job fields by which Slurm itself enforces it.
+
+The only module that decides which lever is used. What was found on real slurmctld 22.05, 24.11
+and 26.05:
+
+* enforce-binding alone lets a job straddle sockets, as long as each core belongs to the socket of
+  some chosen GPU. GPUs per socket x sockets per node, together with enforce-binding and the same
+  GPUs per node, keeps all of it on that many sockets, and waits when none has room.
+* The product must equal the GPUs per node and both must name the same type, or slurmctld refuses.
+* Without a task count 24.11 and 26.05 give such a job the whole socket.
+* Without GPUs, cores per socket keeps one task on one socket.
+
+The user's own options are never overridden or doubled: an option family that was used is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from crater_slurm.model.job import GpuScope, Job
+from crater_slurm.model.plan import Placement
+
+_NO_GPU_LEVER = {
+    GpuScope.JOB: "--gpus on several nodes lets Slurm share them out unevenly; "
+    "use --gpus-per-node with numa=strict",
+    GpuScope.TASK: "--gpus-per-task is placed by Slurm task by task; "
+    "use --gpus-per-node with numa=strict",
+    GpuScope.SOCKET: "--gpus-per-socket is the user's own placement and is left as it is",
+}
+
+
+@dataclass(slots=True)
+class Changes:
+    """Fields to set on the job, bitflags to raise, and what the user should know about it."""
+
+    fields: dict[str, str] = field(default_factory=dict)
+    flags: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def changes(
+    placement: Placement,
+    job: Job,
+    raw: Mapping[str, str],
+    *,
+    exclude: str = "",
+    gres_names: frozenset[str] = frozenset(),
+    gres_style: str = "/",
+) -> Changes:
+    """Job fields for a placement.
+
+    ``raw`` holds the job's fields as the filter sent them (``field.NAME``), ``exclude`` a host
+    list, ``gres_names`` the cluster's GresTypes, ``gres_style`` what follows ``gres`` in this
+    Slurm's TRES strings.
+    """
+    result = Changes()
+    _tasks_and_cpus(placement, job, result)
+    _gres(placement, job, raw, gres_names, result)
+    if placement.domains:
+        _keep_together(placement, job, gres_style, result)
+    if exclude:
+        result.fields["exc_nodes"] = f"{job.exclude},{exclude}" if job.exclude else exclude
+    return result
+
+
+def _tasks_and_cpus(placement: Placement, job: Job, result: Changes) -> None:
+    """Cores per task, where the user's options leave them open."""
+    if not placement.cores:
+        if placement.domains and job.tasks is None and job.tasks_per_node is None:
+            result.fields["num_tasks"] = str(placement.nodes)
+        return
+    per_node = job.tasks_per_node or -(-(job.tasks or placement.nodes) // placement.nodes)
+    tasks = job.tasks or per_node * placement.nodes
+    if job.tasks is None:
+        result.fields["num_tasks"] = str(tasks)
+    per_task = -(-placement.cores // per_node)
+    if job.cpus_per_task is None:
+        result.fields["cpus_per_task"] = str(per_task)
+        result.fields["min_cpus"] = str(per_task * tasks)
+    if placement.threads_per_core > 1:
+        # The directive counts cores: one thread of each, or Slurm would give half of them.
+        result.fields["threads_per_core"] = "1"
+    if job.min_nodes is None and tasks > 1:
+        result.fields["min_nodes"] = result.fields["max_nodes"] = str(placement.nodes)
+
+
+def _gres(
+    placement: Placement,
+    job: Job,
+    raw: Mapping[str, str],
+    gres_names: frozenset[str],
+    result: Changes,
+) -> None:
+    """GPUs and consumed resources per node, added to what the user's own --gres says."""
+    added: list[str] = []
+    if placement.gpus and not job.gpus:
+        added.append(_gpu(placement.gpu_type, placement.gpus))
+    for name, amount in placement.consume.items():
+        if name in gres_names and name not in job.gres:
+            added.append(f"{name}:{amount}")
+    if added:
+        own = raw.get("field.tres_per_node") or raw.get("field.gres") or ""
+        kept = [part.removeprefix("gres/").removeprefix("gres:") for part in own.split(",") if part]
+        result.fields["gres"] = ",".join([*kept, *added])
+
+
+def _gpu(gpu_type: str | None, count: int) -> str:
+    return f"gpu:{gpu_type}:{count}" if gpu_type else f"gpu:{count}"
+
+
+def _keep_together(placement: Placement, job: Job, gres_style: str, result: Changes) -> None:
+    """Keeps GPUs and cores on ``placement.domains`` sockets, Slurm's word for NUMA nodes here."""
+    if job.disable_binding:
+        result.notes.append("--gres-flags=disable-binding wins over numa=strict")
+        return
+    if job.sockets_per_node or job.cores_per_socket:
+        result.notes.append("--sockets-per-node or --cores-per-socket win over numa=strict")
+        return
+    if not placement.gpus:
+        _one_socket_of_cores(placement, job, result)
+        return
+    option = job.gpus[0] if job.gpus else None
+    # --gpus on one node is the same as per node; anything else is the user's own placement.
+    per_node = (GpuScope.NODE, GpuScope.JOB) if placement.nodes == 1 else (GpuScope.NODE,)
+    if option is not None and option.scope not in per_node:
+        result.notes.append(_NO_GPU_LEVER[option.scope])
+        return
+    result.flags.append("GRES_ENFORCE_BIND")
+    if not placement.domain_gpus or len(job.gpus) > 1:
+        result.notes.append(
+            f"{placement.gpus} GPUs can't be shared evenly among {placement.domains} NUMA nodes: "
+            "cores stay beside the GPUs, the number of NUMA nodes is Slurm's choice"
+        )
+        return
+    gpu_type = option.type if option else placement.gpu_type
+    result.fields["tres_per_socket"] = f"gres{gres_style}{_gpu(gpu_type, placement.domain_gpus)}"
+    result.fields["sockets_per_node"] = str(placement.domains)
+    if job.min_nodes is None:
+        result.fields["min_nodes"] = result.fields["max_nodes"] = str(placement.nodes)
+
+
+def _one_socket_of_cores(placement: Placement, job: Job, result: Changes) -> None:
+    tasks = int(result.fields.get("num_tasks", job.tasks or 1))
+    per_task = int(result.fields.get("cpus_per_task", job.cpus_per_task or 1))
+    if placement.domains == 1 and tasks == placement.nodes:
+        result.fields["cores_per_socket"] = str(per_task)
+    else:
+        result.notes.append(
+            "Slurm has no option that keeps several tasks without GPUs on one NUMA node; "
+            "it packs them by default, and crater explain shows what the job got"
+        )
