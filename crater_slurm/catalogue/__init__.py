@@ -1,0 +1,14 @@
+"""What is known of GPU models before anything is measured. Data only; guesses nothing."""
+
+from crater_slurm.catalogue.complete import complete, complete_profile, doubts
+from crater_slurm.catalogue.models import GpuModel, gpu_models, lookup, model_id
+
+__all__ = [
+    "GpuModel",
+    "complete",
+    "complete_profile",
+    "doubts",
+    "gpu_models",
+    "lookup",
+    "model_id",
+]

@@ -1,0 +1,302 @@
+"""``crater nodes``: what is known of the nodes, and how to tell crater more."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from crater_slurm.cli.db import store_url
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from crater_slurm.model.profile import NodeProfile
+    from crater_slurm.store.diff import Difference
+    from crater_slurm.store.repository import Store
+
+_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+_file = click.Path(path_type=Path)
+
+
+@click.group()
+def nodes() -> None:
+    """Node profiles: GPUs, NUMA nodes, memory bandwidth and NVMe of every node."""
+
+
+@nodes.command("list")
+@_json
+def list_(as_json: bool) -> None:
+    """List the nodes that have a profile."""
+    from crater_slurm.store import describe
+
+    with _open() as store:
+        profiles = store.profiles()
+    summaries = [describe.summary(profile) for profile in profiles]
+    if as_json:
+        _print_json(summaries)
+    elif not profiles:
+        click.echo("no node has a profile yet: run crater-probe on the nodes, or import a file")
+    else:
+        _print_table(
+            ("NODE", "GPUS", "CORES", "NUMA", "MEMORY", "BANDWIDTH", "NVME READ", "KNOWN BY"),
+            [
+                _list_row(profile, summary)
+                for profile, summary in zip(profiles, summaries, strict=True)
+            ],
+        )
+
+
+@nodes.command()
+@click.argument("name")
+@_json
+def show(name: str, as_json: bool) -> None:
+    """Show every value of node NAME with unit, method and time."""
+    from crater_slurm.store import describe
+    from crater_slurm.store.diff import known, show_value
+
+    with _open() as store:
+        profile = _stored(store, [name])[0]
+    if as_json:
+        _print_json(
+            {
+                "name": name,
+                "values": [describe.value_entry(profile, *item) for item in profile.values()],
+            }
+        )
+        return
+    rows = [
+        (
+            path,
+            show_value(path, value),
+            *describe.origin(profile.where_from(path) if known(value) else None),
+        )
+        for path, value in profile.values()
+    ]
+    click.echo(f"{name}, {describe.origin_text(profile.source)}")
+    _print_table(("VALUE OF", "IS", "METHOD", "TIME"), rows)
+
+
+@nodes.command("import")
+@click.argument("files", nargs=-1, required=True, type=_file, metavar="FILE...")
+@click.option(
+    "--node", "names", multiple=True, metavar="NAME", help="Whose values; gn[01-04] works."
+)
+@click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
+@_json
+def import_(files: tuple[Path, ...], names: tuple[str, ...], dry_run: bool, as_json: bool) -> None:
+    """Import profiles, or add values to them.
+
+    A FILE holds profiles as 'crater nodes export' prints them, or the sections gpu:, cpu: and ssd:
+    of gpu_topology.yaml, cpu_topology.yaml and probe-config.yaml.
+    """
+    from crater_slurm.store import describe
+    from crater_slurm.store.diff import differences
+    from crater_slurm.store.importers import plan_import, read_file
+
+    contents = [read_file(file) for file in files]
+    with _open() as store:
+        present = {profile.name: profile for profile in store.profiles()}
+        changes = plan_import(contents, present, _expanded(names))
+        saved = [] if dry_run else store.save_profiles(change.new for change in changes)
+    described = [
+        (change, differences(change.old, change.new) if change.old else []) for change in changes
+    ]
+    if as_json:
+        _print_json(
+            {
+                "dry_run": dry_run,
+                "nodes": [
+                    {
+                        "name": change.new.name,
+                        "new": change.old is None,
+                        "changes": [describe.difference_entry(item) for item in found],
+                        "warnings": change.warnings,
+                    }
+                    for change, found in described
+                ],
+            }
+        )
+        return
+    for change, found in described:
+        _print_change(change.new.name, change.old is None, found)
+    # One sentence about a model may come from each of a thousand nodes.
+    for warning in dict.fromkeys(text for change in changes for text in change.warnings):
+        click.echo(f"warning: {warning}", err=True)
+    if dry_run:
+        click.echo("dry run: nothing was stored")
+    else:
+        click.echo(f"{len(saved)} stored, {len(changes) - len(saved)} as they were")
+
+
+@nodes.command()
+@click.argument("names", nargs=-1, metavar="[NAME...]")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["yaml", "json"]),
+    default="yaml",
+    show_default=True,
+    help="How to print.",
+)
+def export(names: tuple[str, ...], form: str) -> None:
+    """Print the profiles of the named nodes, or of all, as 'crater nodes import' reads them."""
+    from crater_slurm.store.codec import profile_to_dict
+
+    with _open() as store:
+        profiles = _stored(store, _expanded(names)) if names else store.profiles()
+    entries = [profile_to_dict(profile) for profile in profiles]
+    document: Any = entries[0] if len(entries) == 1 else {"nodes": entries}
+    if form == "json":
+        _print_json(document)
+    else:
+        import yaml
+
+        click.echo(yaml.safe_dump(document, sort_keys=False, allow_unicode=True), nl=False)
+
+
+@nodes.command()
+@click.argument("left", metavar="NODE")
+@click.argument("right", metavar="NODE_OR_FILE")
+@_json
+def diff(left: str, right: str, as_json: bool) -> None:
+    """Compare NODE with another node, or with what a file would make of it."""
+    from crater_slurm.store import describe
+    from crater_slurm.store.diff import differences
+
+    with _open() as store:
+        one = _stored(store, [left])[0]
+        if right not in store.names() and Path(right).is_file():
+            other = _from_file(one, Path(right))
+        else:
+            other = _stored(store, [right])[0]
+    found = differences(one, other)
+    if as_json:
+        _print_json([describe.difference_entry(item) for item in found])
+    elif not found:
+        click.echo(f"{left} and {right} have the same values")
+    else:
+        _print_differences(found, (left, right))
+
+
+@nodes.command()
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+def remove(names: tuple[str, ...]) -> None:
+    """Forget the profiles of nodes. A node that still runs crater-probe comes back by itself."""
+    with _open() as store:
+        for profile in _stored(store, _expanded(names)):
+            store.delete_profile(profile.name)
+            click.echo(f"{profile.name} removed")
+
+
+def _open() -> Store:
+    from crater_slurm.store.repository import Store
+
+    return Store.open(store_url())
+
+
+def _expanded(names: Iterable[str]) -> tuple[str, ...]:
+    """Node names of host lists, each once."""
+    from crater_slurm.slurm import hostlist
+
+    return tuple(dict.fromkeys(name for text in names for name in hostlist.expand(text)))
+
+
+def _stored(store: Store, names: Sequence[str]) -> list[NodeProfile]:
+    """The profiles of the nodes, in this order; UsageError for one that has none."""
+    from crater_slurm.errors import UsageError, nearest
+
+    found = {profile.name: profile for profile in store.profiles(names)}
+    for name in names:
+        if name not in found:
+            close = nearest(name, store.names())
+            hint = f"; did you mean {close}?" if close else "; 'crater nodes list' shows those"
+            raise UsageError(f"there is no profile of node {name}{hint}")
+    return [found[name] for name in names]
+
+
+def _from_file(node: NodeProfile, file: Path) -> NodeProfile:
+    """What the file makes of the node, or the file's only profile, whatever its name."""
+    from crater_slurm.errors import UsageError
+    from crater_slurm.store.importers import plan_import, read_file
+
+    changes = plan_import([read_file(file)], {node.name: node}, (node.name,))
+    by_name = {change.new.name: change.new for change in changes}
+    if node.name in by_name:
+        return by_name[node.name]
+    if len(by_name) == 1:
+        return next(iter(by_name.values()))
+    raise UsageError(f"{file} has several nodes, but not {node.name}")
+
+
+def _list_row(profile: NodeProfile, summary: dict[str, Any]) -> tuple[str, ...]:
+    from crater_slurm.model.units import format_mib
+    from crater_slurm.store import describe
+    from crater_slurm.store.diff import show_value
+
+    gpus = ", ".join(f"{count} x {model}" for model, count in summary["gpus"].items())
+    return (
+        profile.name,
+        gpus or "-",
+        str(summary["cores"]),
+        str(summary["numa_nodes"]),
+        format_mib(profile.memory_mib) if profile.memory_mib else "-",
+        show_value("memory_bandwidth_gb_s", summary["memory_bandwidth_gb_s"]),
+        show_value("random_read_iops", summary["random_read_iops"]),
+        describe.origin_text(profile.source),
+    )
+
+
+def _print_change(name: str, new: bool, found: Sequence[Difference]) -> None:
+    if new:
+        click.echo(f"{name}: new")
+    elif not found:
+        click.echo(f"{name}: no value changes")
+    else:
+        click.echo(f"{name}:")
+        _print_differences(found, ("NOW", "NEW"))
+
+
+def _print_differences(found: Sequence[Difference], titles: tuple[str, str]) -> None:
+    from crater_slurm.store.diff import show_value
+
+    rows = [
+        (
+            item.path,
+            show_value(item.path, item.old),
+            item.old_from.method.value if item.old_from else "-",
+            show_value(item.path, item.new),
+            item.new_from.method.value if item.new_from else "-",
+        )
+        for item in found
+    ]
+    _print_table(("VALUE OF", titles[0], "METHOD", titles[1], "METHOD"), rows)
+
+
+def _print_json(data: object) -> None:
+    click.echo(json.dumps(data, indent=2))
+
+
+def _print_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """A table without frame. Piped, it is as wide as its content and has no colours."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    for title in titles:
+        table.add_column(title, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    if sys.stdout.isatty():
+        Console(markup=False, emoji=False, highlight=False).print(table)
+        return
+    console = Console(
+        width=10_000, color_system=None, force_terminal=False, markup=False, emoji=False
+    )
+    with console.capture() as capture:
+        console.print(table)
+    for line in capture.get().splitlines():
+        click.echo(line.rstrip())

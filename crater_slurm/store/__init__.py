@@ -1,0 +1,1 @@
+"""Profiles, decisions and grants: their files and tables. Knows no placement, no Slurm."""

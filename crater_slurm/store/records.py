@@ -1,0 +1,36 @@
+"""What is kept about jobs and nodes besides profiles: grants and events, as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """What a job really got on one node; ``time`` is seconds since 1970, ``got`` JSON data."""
+
+    job_id: int
+    plan_id: str
+    node: str
+    time: float
+    got: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that happened to a node; ``kind`` is one word, ``message`` one sentence."""
+
+    node: str
+    time: float
+    kind: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pruned:
+    """How many entries went because they were old."""
+
+    decisions: int
+    grants: int
+    events: int

@@ -1,0 +1,205 @@
+"""The tables. Values have their unit in the column's name; times are microseconds since 1970, UTC.
+
+A node's parts hang on its name, so that a person can read the tables without joins, and go with
+it when the node is deleted. What is a list of numbers or words to crater is one text here. The
+name ``job_grant`` avoids SQL's keyword GRANT.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import BigInteger, Double, ForeignKey, Index, Integer, MetaData, String, Text
+from sqlalchemy.dialects import mysql
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+#: MariaDB compares texts without case unless told; node names and UUIDs are what they are.
+_MYSQL: dict[str, Any] = {
+    "mysql_engine": "InnoDB",
+    "mysql_charset": "utf8mb4",
+    "mysql_collate": "utf8mb4_bin",
+}
+#: MariaDB's TEXT ends at 64 KiB, which a decision about a large cluster can pass.
+_Document = Text().with_variant(mysql.LONGTEXT(), "mysql")
+#: Only INTEGER counts by itself in SQLite.
+_Serial = BigInteger().with_variant(Integer(), "sqlite")
+
+_Name = String(128)
+
+
+class Base(DeclarativeBase):
+    """Names every index and constraint the same way on all three databases."""
+
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+    type_annotation_map = {int: BigInteger, float: Double, str: String(255)}  # noqa: RUF012
+    __table_args__: Any = _MYSQL
+
+
+def _node_key() -> Mapped[str]:
+    return mapped_column(_Name, ForeignKey("node.name", ondelete="CASCADE"), primary_key=True)
+
+
+def _position() -> Mapped[int]:
+    """Place in the profile's list; provenance paths count by it."""
+    return mapped_column(primary_key=True, autoincrement=False)
+
+
+class MetaRow(Base):
+    """Counters; ``profile_version`` grows with every change of a profile."""
+
+    __tablename__ = "meta"
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    value: Mapped[int]
+
+
+class NodeRow(Base):
+    """A node, its processors, and the version at which its profile last changed."""
+
+    __tablename__ = "node"
+    __table_args__ = (Index(None, "version"), _MYSQL)
+    name: Mapped[str] = mapped_column(_Name, primary_key=True)
+    version: Mapped[int]
+    digest: Mapped[str] = mapped_column(String(64))
+    source_method: Mapped[str] = mapped_column(String(16))
+    source_time_us: Mapped[int | None]
+    memory_mib: Mapped[int | None]
+    cache_gb: Mapped[int | None]
+    cpu_model: Mapped[str | None]
+    cpu_arch: Mapped[str | None]
+    cpu_sockets: Mapped[int]
+    cpu_cores_per_socket: Mapped[int]
+    cpu_threads_per_core: Mapped[int]
+    cpu_avx: Mapped[str | None] = mapped_column(Text)
+
+
+class NumaNodeRow(Base):
+    """A NUMA node; ``cpus`` is a kernel list, ``distances`` are comma-separated."""
+
+    __tablename__ = "numa_node"
+    node: Mapped[str] = _node_key()
+    position: Mapped[int] = _position()
+    id: Mapped[int]
+    cpus: Mapped[str] = mapped_column(Text)
+    socket: Mapped[int | None]
+    memory_mib: Mapped[int | None]
+    memory_bandwidth_gb_s: Mapped[float | None]
+    distances: Mapped[str] = mapped_column(Text)
+
+
+class GpuRow(Base):
+    """A GPU; ``precisions`` are comma-separated, ``mig_instances`` a JSON list."""
+
+    __tablename__ = "gpu"
+    node: Mapped[str] = _node_key()
+    position: Mapped[int] = _position()
+    index: Mapped[int] = mapped_column("gpu_index", key="index")
+    model: Mapped[str]
+    gres_type: Mapped[str | None]
+    uuid: Mapped[str | None]
+    pci_bus_id: Mapped[str | None]
+    numa_node: Mapped[int | None]
+    sm_count: Mapped[int | None]
+    tensor_cores: Mapped[bool | None]
+    memory_mib: Mapped[int | None]
+    memory_bandwidth_gb_s: Mapped[float | None]
+    precisions: Mapped[str | None]
+    compute_capability: Mapped[str | None]
+    mig_capable: Mapped[bool | None]
+    mig_instances: Mapped[str] = mapped_column(Text)
+
+
+class NvLinkRow(Base):
+    """Links of equal bandwidth from the GPU at place ``gpu``; ``peers`` are comma-separated.
+
+    Grouped, because eight GPUs that all see each other have 56 links, and a cluster millions.
+    """
+
+    __tablename__ = "nvlink"
+    node: Mapped[str] = _node_key()
+    gpu: Mapped[int] = _position()
+    position: Mapped[int] = _position()
+    peers: Mapped[str] = mapped_column(Text)
+    bandwidth_gb_s: Mapped[float | None]
+
+
+class NvmeRow(Base):
+    """An NVMe drive."""
+
+    __tablename__ = "nvme"
+    node: Mapped[str] = _node_key()
+    position: Mapped[int] = _position()
+    name: Mapped[str]
+    stable_id: Mapped[str | None]
+    model: Mapped[str | None]
+    size_gb: Mapped[int | None]
+    numa_node: Mapped[int | None]
+    random_read_iops: Mapped[int | None]
+    random_write_iops: Mapped[int | None]
+    read_latency_us: Mapped[float | None]
+    iops_stability_ratio: Mapped[float | None]
+    sequential_write_mb_s: Mapped[float | None]
+
+
+class ProvenanceRow(Base):
+    """Where values of a node come from; ``paths`` are separated by spaces.
+
+    Values without a row have the node's source. Grouped by method and time, because a node has
+    dozens of values but few moments at which they were taken.
+    """
+
+    __tablename__ = "provenance"
+    node: Mapped[str] = _node_key()
+    position: Mapped[int] = _position()
+    method: Mapped[str] = mapped_column(String(16))
+    time_us: Mapped[int | None]
+    paths: Mapped[str] = mapped_column(_Document)
+
+
+class DecisionRow(Base):
+    """A decision as JSON, with what it is looked up by."""
+
+    __tablename__ = "decision"
+    __table_args__ = (
+        Index(None, "time_us"),
+        Index(None, "user_id", "time_us"),
+        Index(None, "job_id"),
+        _MYSQL,
+    )
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    time_us: Mapped[int]
+    user_id: Mapped[int]
+    job_id: Mapped[int | None]
+    verdict: Mapped[str] = mapped_column(String(16))
+    mode: Mapped[str] = mapped_column(String(16))
+    document: Mapped[str] = mapped_column(_Document)
+
+
+class GrantRow(Base):
+    """What a job really got on one node, as JSON; a job id may come again after years."""
+
+    __tablename__ = "job_grant"
+    __table_args__ = (Index(None, "plan_id"), Index(None, "time_us"), _MYSQL)
+    job_id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    node: Mapped[str] = mapped_column(_Name, primary_key=True)
+    plan_id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    time_us: Mapped[int]
+    document: Mapped[str] = mapped_column(_Document)
+
+
+class EventRow(Base):
+    """Something that happened to a node, in one sentence."""
+
+    __tablename__ = "event"
+    __table_args__ = (Index(None, "node", "time_us"), Index(None, "time_us"), _MYSQL)
+    id: Mapped[int] = mapped_column(_Serial, primary_key=True, autoincrement=True)
+    node: Mapped[str] = mapped_column(_Name)
+    time_us: Mapped[int]
+    kind: Mapped[str] = mapped_column(String(32))
+    message: Mapped[str] = mapped_column(Text)
