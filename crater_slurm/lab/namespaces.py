@@ -1,0 +1,94 @@
+"""Runs commands inside a lab, and finds the lab's processes from outside."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from crater_slurm.lab.places import INSIDE, INSIDE_ROOT, NODES, Folders
+
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+@dataclass(frozen=True, slots=True)
+class Namespaces:
+    """The namespaces of one lab. ``init`` is its pid 1 as the machine counts."""
+
+    init: int
+    rooted: bool
+    cgroup: bool = False
+
+    def command(
+        self,
+        argv: Sequence[str],
+        *,
+        node: str | None = None,
+        user: str = "root",
+        machine_side: bool = False,
+        cwd: str | None = None,
+        environment: Mapping[str, str] | None = None,
+        detach: bool = False,
+    ) -> list[str]:
+        """The command that runs ``argv`` in the lab.
+
+        ``node``: with that node's mounts and host name, else the controller's. ``machine_side``:
+        with the machine's own programs instead of the lab's Slurm's. ``detach``: let it go on
+        without a parent; otherwise it dies with whoever waits for it.
+        """
+        home = str(Folders(INSIDE).home(user))
+        variables = {
+            "HOME": home,
+            "USER": user,
+            "LOGNAME": user,
+            "SHELL": "/bin/sh",
+            "PATH": f"{INSIDE}/bin:{_PATH}" if machine_side else _PATH,
+            "LANG": "C.UTF-8",
+            "SLURM_CONF": str(Folders(INSIDE).slurm_conf),
+            **(environment or {}),
+        }
+        words = self._enter(node)
+        if self.rooted and not machine_side:
+            words += ["chroot", str(INSIDE_ROOT)]
+        words.append("setpriv")
+        if not detach:
+            words += ["--pdeathsig", "KILL"]
+        if user != "root":
+            words += [f"--reuid={user}", f"--regid={user}", "--init-groups"]
+        words.append("--")
+        words += ["env", "--ignore-environment", f"--chdir={cwd or home}"]
+        words += [f"{key}={value}" for key, value in variables.items()]
+        if detach:
+            words += ["setsid", "--fork"]
+        return [*words, *argv]
+
+    def _enter(self, node: str | None) -> list[str]:
+        words = ["nsenter", "--target", str(self.init), "--pid", "--net", "--ipc"]
+        if self.cgroup:
+            words.append("--cgroup")
+        if node is None:
+            return [*words, "--mount", "--uts"]
+        own = Path(f"/proc/{self.init}/root{NODES}") / node
+        return [*words, f"--mount={own / 'mnt'}", f"--uts={own / 'uts'}"]
+
+    def processes(self) -> dict[int, int]:
+        """Processes of the lab: number inside to number on the machine."""
+        try:
+            own = Path(f"/proc/{self.init}/ns/pid").stat().st_ino
+        except OSError:
+            return {}
+        found: dict[int, int] = {}
+        for entry in Path("/proc").glob("[0-9]*"):
+            # A process may end while we look.
+            with contextlib.suppress(OSError, ValueError):
+                if (entry / "ns/pid").stat().st_ino == own:
+                    found[_inner_number(entry)] = int(entry.name)
+        return found
+
+
+def _inner_number(process: Path) -> int:
+    for line in (process / "status").read_text().splitlines():
+        if line.startswith("NSpid:"):
+            return int(line.split()[-1])
+    raise ValueError(f"{process} has no NSpid")
