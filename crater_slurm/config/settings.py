@@ -107,6 +107,7 @@ class Cache(Section):
     )
     device: str | None = Field(
         default=None,
+        pattern=r"^(/dev/disk/by-id/[^/\s]+|(UUID|LABEL)=[^/\s]+)$",
         description="Mounted there when nothing is: a stable name (/dev/disk/by-id/..., UUID=..., "
         "LABEL=...) of a device that holds a file system. Nothing is ever formatted.",
     )
@@ -125,6 +126,11 @@ class Cache(Section):
     )
     keep: Literal["remove", "keep_checkpoints"] = Field(
         default="remove", description="What the end of a job leaves of its folders."
+    )
+    keep_checkpoints_hours: float = Field(
+        default=72,
+        gt=0,
+        description="With keep_checkpoints: older ones are removed, or they would fill the drive.",
     )
 
 
@@ -160,6 +166,27 @@ class Node(Section):
         "nodes have more cores than the machine.",
     )
     report: bool = Field(default=True, description="Send what jobs really got to crater-scheduler.")
+    environment_for_all: bool = Field(
+        default=False,
+        description="Give the CRATER_ variables and cache folders also to jobs without a plan.",
+    )
+    drain_on: tuple[Literal["cache_missing", "cache_read_only"], ...] = Field(
+        default=(),
+        description="Faults of the node for which Prolog exits non-zero, so that Slurm drains it. "
+        "None by default: a job runs without its cache.",
+    )
+    sample_seconds: float = Field(
+        default=30, gt=0, description="How often the memory of running jobs is read, per NUMA node."
+    )
+    keep_jobs_days: float = Field(
+        default=7,
+        gt=0,
+        description="Records of ended jobs are kept this long; a plan token copied into another "
+        "job is recognised as long as its first job's record is there.",
+    )
+    cgroup_root: Path = Field(
+        default=Path("/sys/fs/cgroup"), description="Where cgroup v2 is mounted."
+    )
 
 
 class Settings(Section):

@@ -1,0 +1,110 @@
+"""The CRATER_ variables of a task, as pure functions of what is known.
+
+A variable without a value is unset, not left alone: sbatch passes on the submitting shell's
+environment, and a stale path of another job is worse than none. CUDA_VISIBLE_DEVICES and the
+binding itself are Slurm's and are never touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from crater_slurm.model.cpuset import format_cpulist
+from crater_slurm.model.plan import Plan
+from crater_slurm.node.gpus import GpuFact, parse_indexes
+
+#: Share of the granted CPUs that a job should keep for loading and preparing its data.
+PREPROCESSING_SHARE_PERCENT = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskView:
+    """A task's share of its job. ``job_gpus`` are Slurm's indexes (Prolog), ``step_gpus`` and
+    ``visible`` what the task itself was told, ``numa_nodes`` those of ``cpus``."""
+
+    cpus: tuple[int, ...]
+    numa_nodes: tuple[int, ...]
+    job_gpus: tuple[int, ...] = ()
+    step_gpus: str | None = None
+    visible: str | None = None
+
+
+def host_gpus(view: TaskView) -> tuple[int, ...]:
+    """Slurm's indexes of the GPUs that the task sees.
+
+    With ConstrainDevices CUDA_VISIBLE_DEVICES counts within the step's GPUs, otherwise over the
+    node's. A subset that could be read both ways is read as the former, which is how Slurm is
+    set up where GPUs are kept apart at all.
+    """
+    step = tuple(g for g in parse_indexes(view.step_gpus) if g in view.job_gpus) or view.job_gpus
+    if view.visible is None:
+        return step
+    visible = parse_indexes(view.visible)
+    if not visible or len(visible) >= len(step):
+        # Nothing of CUDA's, UUIDs, or all of the step's GPUs: the step's list is the answer.
+        return step if view.visible else ()
+    if all(index < len(step) for index in visible):
+        return tuple(step[index] for index in visible)
+    return visible if set(visible) <= set(step) else ()
+
+
+def gpu_count(view: TaskView) -> int:
+    """How many GPUs CUDA will show the task, numbered from 0."""
+    if view.visible is None:
+        return len(host_gpus(view))
+    return len([part for part in view.visible.split(",") if part.strip() not in ("", "-1")])
+
+
+def preprocessing_cpus(cpus: Sequence[int]) -> tuple[int, ...]:
+    """The CPUs to prepare data on: a fifth, rounded up, from the end; none of a single one.
+
+    The split is inside the allocation and leaves at least one CPU on either side.
+    """
+    if len(cpus) < 2:
+        return ()
+    share = -(-len(cpus) * PREPROCESSING_SHARE_PERCENT // 100)
+    return tuple(sorted(cpus)[-share:])
+
+
+def build(
+    view: TaskView,
+    plan: Plan | None,
+    folders: Mapping[str, str],
+    facts: Mapping[int, GpuFact],
+) -> dict[str, str | None]:
+    """Every CRATER_ variable with its value; None is to be unset. ``folders`` are the job's cache
+    folders by kind (checkpoint, dataset, temp), ``facts`` the node's GPUs by Slurm's index."""
+    host = host_gpus(view)
+    uuids = [facts[i].uuid for i in host if i in facts]
+    all_uuids = len(uuids) == len(host) and all(uuids)
+    return {
+        "CRATER_PLAN_ID": plan.id if plan else None,
+        "CRATER_PRECISION": plan.precision if plan else None,
+        "CRATER_GPU_IDS": _join(range(gpu_count(view))),
+        "CRATER_GPU_IDS_HOST": _join(host),
+        "CRATER_GPU_UUIDS": ",".join(u for u in uuids if u) if all_uuids and host else None,
+        "CRATER_CPU_CORES": str(len(view.cpus)) if view.cpus else None,
+        "CRATER_CPU_LIST": format_cpulist(view.cpus) or None,
+        "CRATER_PREPROC_CPUS": format_cpulist(preprocessing_cpus(view.cpus)) or None,
+        "CRATER_NUMA_NODE": _join(view.numa_nodes),
+        "CRATER_CHECKPOINT_PATH": folders.get("checkpoint"),
+        "CRATER_DATASET_PATH": folders.get("dataset"),
+        "CRATER_CACHE_PATH": folders.get("temp"),
+        "CRATER_TMPDIR": folders.get("temp"),
+    }
+
+
+def task_lines(variables: Mapping[str, str | None]) -> list[str]:
+    """TaskProlog lines. A value that could end its line is dropped, and the variable unset."""
+    lines = []
+    for name, value in variables.items():
+        if value and value.isprintable():
+            lines.append(f"export {name}={value}")
+        else:
+            lines.append(f"unset {name}")
+    return lines
+
+
+def _join(numbers: Iterable[int]) -> str | None:
+    return ",".join(str(n) for n in numbers) or None

@@ -1,0 +1,137 @@
+"""crater-io-daemon: reads the settings, puts the parts together, runs until SIGTERM."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import logging.handlers
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from crater_slurm import __version__
+from crater_slurm.config.load import load
+from crater_slurm.errors import CraterError
+from crater_slurm.node import lifecycle, upkeep
+from crater_slurm.node.request import Answer, Request
+from crater_slurm.node.server import Server, dispatch
+from crater_slurm.node.services import Services
+from crater_slurm.node.watch import Watcher
+
+_log = logging.getLogger("crater.node")
+
+
+class Daemon:
+    """The running parts, started and stopped in the order that keeps a job from falling between."""
+
+    def __init__(self, services: Services) -> None:
+        self.services = services
+        self._memory, self._cache = upkeep.loops(services)
+        self._server = Server(services.settings.node.socket, self._handle)
+        self._watcher = Watcher(services.settings.node.cgroup_root, services.binder.reconcile)
+
+    def start(self) -> None:
+        services = self.services
+        reason = services.binder.unusable()
+        if reason:
+            _log.info("binding: memory stays soft on this node: %s", reason)
+        upkeep.recover(services)
+        services.cache.ensure_mounted()
+        if services.reporter:
+            services.reporter.start()
+        if not reason:
+            self._watcher.start()
+        self._memory.start()
+        self._cache.start()
+        self._server.start()
+
+    def stop(self) -> None:
+        self._server.stop()
+        if not self.services.binder.unusable():
+            self._watcher.stop()
+            self.services.binder.release()
+        self._memory.stop()
+        self._cache.stop()
+        if self.services.reporter:
+            self.services.reporter.stop()
+
+    def _handle(self, request: Request) -> Answer:
+        answer = dispatch(self.services, request)
+        if request.operation == "epilog":
+            answer.afterwards.append(self._cache.wake)
+        return answer
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the daemon; the exit code is 0 after SIGTERM, or that of the error's class."""
+    parser = argparse.ArgumentParser(
+        prog="crater-io-daemon",
+        description="Prepares this node for Slurm jobs: plans, cache folders, memory binding.",
+    )
+    parser.add_argument("--config", type=Path, metavar="FILE", help="settings file")
+    parser.add_argument(
+        "--foreground", action="store_true", help="stay in the foreground, as systemd wants it"
+    )
+    parser.add_argument("--version", action="version", version=f"crater-io-daemon {__version__}")
+    options = parser.parse_args(argv)
+    try:
+        return _run(options.config, options.foreground)
+    except CraterError as error:
+        print(f"crater-io-daemon: {error}", file=sys.stderr)
+        return error.exit_code
+    except OSError as error:
+        print(f"crater-io-daemon: couldn't start: {error}", file=sys.stderr)
+        return 1
+
+
+def _log_to_syslog() -> None:
+    """In the background stderr is somebody's terminal or pipe; without syslog it has to do."""
+    with contextlib.suppress(OSError):
+        handler = logging.handlers.SysLogHandler(
+            "/dev/log", logging.handlers.SysLogHandler.LOG_DAEMON
+        )
+        handler.setFormatter(logging.Formatter("crater-io-daemon: %(message)s"))
+        logging.getLogger().handlers = [handler]
+        with Path(os.devnull).open("w") as null:
+            os.dup2(null.fileno(), 2)
+
+
+def _run(config: Path | None, foreground: bool) -> int:
+    logging.basicConfig(
+        level=logging.INFO, format="crater-io-daemon: %(message)s", stream=sys.stderr
+    )
+    settings = load(config).settings
+    os.umask(0o022)  # the hooks of every user look for our marks and our socket
+    node = settings.node
+    node.socket.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
+    node.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    # Two locks: neither the socket nor the records may ever have two masters.
+    locks = [
+        lifecycle.OnlyOne(node.state_dir / "lock"),
+        lifecycle.OnlyOne(node.socket.with_name(node.socket.name + ".lock")),
+    ]
+    ready = None if foreground else lifecycle.detach()
+    for lock in locks:
+        lock.write_pid()
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    daemon = Daemon(Services(settings))
+    daemon.start()
+    _log.info("ready at %s", node.socket)
+    lifecycle.notify("READY=1")
+    if ready:
+        _log_to_syslog()
+        ready()
+    ended.wait()
+    lifecycle.notify("STOPPING=1")
+    daemon.stop()
+    _log.info("stopped")
+    for lock in locks:
+        lock.release()
+    return 0

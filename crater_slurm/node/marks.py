@@ -1,0 +1,38 @@
+"""Marks in /run that let the hooks' shell scripts skip Python for jobs that crater has not touched.
+
+``jobs/<job id>`` stands for a job that was prepared here, ``jobs/all`` for a site that wants
+every job prepared. The folder is root's; its content says nothing about a job but that it exists.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from pathlib import Path
+
+_ALL = "all"
+
+
+class Marks:
+    """The folder ``jobs`` beside the daemon's socket."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def reset(self, job_ids: Iterable[str], *, everything: bool) -> None:
+        """Show exactly these jobs: /run is empty after a boot and stale after a crash."""
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o755)
+        wanted = {*job_ids, *([_ALL] if everything else [])}
+        for path in self._folder.iterdir():
+            if path.name not in wanted:
+                path.unlink(missing_ok=True)
+        for name in wanted:
+            self.set(name)
+
+    def set(self, job_id: str) -> None:
+        """Mark a job; without the mark its TaskProlog would say nothing, so errors are raised."""
+        (self._folder / job_id).touch(mode=0o644)
+
+    def clear(self, job_id: str) -> None:
+        with contextlib.suppress(OSError):
+            (self._folder / job_id).unlink(missing_ok=True)

@@ -1,0 +1,110 @@
+"""What the context modules work with, built once from the settings, and the small joins between."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from crater_slurm.config.settings import Settings
+from crater_slurm.node import cgroups, proc
+from crater_slurm.node.admission import KeyRing
+from crater_slurm.node.binding import Binder
+from crater_slurm.node.cache import Cache
+from crater_slurm.node.gpus import GpuFacts
+from crater_slurm.node.jobs import JobRecord, JobStore
+from crater_slurm.node.marks import Marks
+from crater_slurm.node.report import Reporter
+from crater_slurm.node.slurmcpus import SlurmCpus
+from crater_slurm.node.topology import Topology
+
+_log = logging.getLogger("crater.node")
+
+
+@dataclass(frozen=True, slots=True)
+class Roots:
+    """The kernel's folders; tests put their own in place."""
+
+    proc: Path = Path("/proc")
+    sys: Path = Path("/sys")
+
+
+class StoreDirectory:
+    """What the binder asks about a job's cgroup, answered from the job records."""
+
+    def __init__(self, store: JobStore) -> None:
+        self._store = store
+
+    def strict(self, cgroup: str) -> bool:
+        record = self._store.by_cgroup(cgroup)
+        return record is not None and record.strict
+
+    def soft(self, cgroup: str) -> str:
+        record = self._store.by_cgroup(cgroup)
+        return record.soft if record else ""
+
+    def set_soft(self, cgroup: str, reason: str) -> None:
+        record = self._store.by_cgroup(cgroup)
+        if record and not record.soft:
+            record.soft = reason
+            if record.grant:
+                record.grant = {**record.grant, "given": "soft", "reason": reason}
+            self._store.save(record)
+
+
+class Services:
+    """All parts of the daemon that a hook's question may need."""
+
+    def __init__(self, settings: Settings, roots: Roots | None = None) -> None:
+        node = settings.node
+        self.settings = settings
+        self.roots = roots or Roots()
+        self.boot = proc.boot_id(self.roots.proc)
+        self.store = JobStore(node.state_dir / "jobs")
+        self.marks = Marks(node.socket.parent / "jobs")
+        self.keys = KeyRing(settings.plan.key_file)
+        self.cache = Cache(node.cache)
+        self.gpus = GpuFacts(node.profile)
+        self.slurm_cpus = SlurmCpus(settings.slurm)
+        self.topology = Topology.read(self.roots.sys)
+        self.tree = cgroups.Tree(node.cgroup_root)
+        self.binder = Binder(
+            self.tree,
+            self.topology,
+            StoreDirectory(self.store),
+            mode=node.memory_binding,
+            reserve_mib=node.memory_reserve_mib,
+        )
+        self.reporter = (
+            Reporter(node.state_dir / "spool", settings.scheduler.url) if node.report else None
+        )
+
+    def report(self, record: JobRecord, phase: str) -> None:
+        """Send a record's grant; a plan that did not count is reported with its problem."""
+        if self.reporter is not None:
+            grant = dict(record.grant)
+            grant |= {"folders": record.folders, "cache_problem": record.cache_problem}
+            if record.plan_problem:
+                grant["plan_problem"] = record.plan_problem
+            plan_id = str((record.plan or {}).get("id", ""))
+            self.reporter.send(record.job_id, plan_id, record.node, phase, grant)
+
+    def sample_memory(self, record: JobRecord) -> bool:
+        """Read where a job's memory lies, while its cgroup is there; whether anything was read."""
+        for scope in self.tree.scopes():
+            for name in record.cgroup_names:
+                found = cgroups.memory_by_node(scope / name)
+                if found:
+                    record.memory_mib = {str(node): mib for node, mib in found.items()}
+                    return True
+        return False
+
+    def release_folders(self, record: JobRecord) -> None:
+        """Set a job's cache folders aside by the site's rule; what fails is tried again later."""
+        kinds = [
+            kind
+            for kind in record.folders
+            if kind != "checkpoint" or self.settings.node.cache.keep == "remove"
+        ]
+        if not kinds or self.cache.release(record.cluster, record.job_id, kinds):
+            record.folders = {k: v for k, v in record.folders.items() if k not in kinds}

@@ -1,0 +1,116 @@
+"""The TaskProlog context: a user's word, from inside the task. Binds its step, gives the variables.
+
+It is a barrier: when it answers, the step's memory is bound or it is known why not. What the
+kernel says of the caller (uid, cgroup, CPUs) counts; of what the caller says, only its job id,
+and that only for a job of its own uid, and its view of its GPUs.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from crater_slurm.model.cpuset import parse_cpulist
+from crater_slurm.node import cgroups, environment, proc, verify
+from crater_slurm.node.binding import Given
+from crater_slurm.node.jobs import PREPARED, JobRecord
+from crater_slurm.node.request import Answer, Request, RequestError
+from crater_slurm.node.services import Services
+
+_log = logging.getLogger("crater.node.task_prolog")
+
+
+def task_prolog(services: Services, request: Request) -> Answer:
+    """Bind a task and say what it has; RequestError for a job that isn't the caller's."""
+    job_id = request.plain("SLURM_JOB_ID")
+    record = services.store.get(job_id)
+    if record is None or record.phase != PREPARED:
+        return Answer()  # no plan, or no Prolog of ours: the task starts as if crater weren't here
+    if record.uid != request.peer.uid:
+        raise RequestError(f"answer uid {request.peer.uid} about job {job_id} of uid {record.uid}")
+    plan = record.parsed_plan
+    if plan is None and not services.settings.node.environment_for_all:
+        return _tell(services, record, Answer())
+    task = proc.task_facts(request.peer, services.roots.proc)
+    given = _bind(services, record, task)
+    cpus = task.cpus
+    if services.settings.node.cpu_source == "slurm":
+        cpus = services.slurm_cpus.cpus(job_id, record.node) or cpus
+    view = environment.TaskView(
+        cpus=cpus,
+        numa_nodes=tuple(sorted(services.topology.nodes_of(cpus))),
+        job_gpus=tuple(record.gpus),
+        step_gpus=request.env.get("SLURM_STEP_GPUS"),
+        visible=request.env.get("CUDA_VISIBLE_DEVICES"),
+    )
+    answer = Answer()
+    variables = environment.build(view, plan, record.folders, services.gpus.all())
+    answer.lines += environment.task_lines(variables)
+    # Only now the step is there to look at, and the task must not wait for a record to be kept.
+    answer.afterwards.append(lambda: _keep(services, record, task, given, view))
+    return _tell(services, record, answer)
+
+
+def _bind(services: Services, record: JobRecord, task: proc.TaskFacts) -> Given:
+    place = services.tree.place(task.cgroup)
+    if place and place.job.name not in record.cgroup_names:
+        return Given("none", f"the task runs in {place.job.name}, not in this job's cgroup")
+    return services.binder.confirm(task.cgroup, task.cpus)
+
+
+def _tell(services: Services, record: JobRecord, answer: Answer) -> Answer:
+    """Tell the user once per job and node, not once per task, what is missing."""
+    if record.told:
+        return answer
+    record.told = True
+    if record.plan_problem:
+        _print(answer, f"this job runs without its plan: {record.plan_problem}")
+    if record.cache_problem:
+        _print(answer, f"no local cache for this job: {record.cache_problem}")
+    plan = record.parsed_plan
+    if plan and plan.cache_gb and record.folders:
+        free = services.cache.free_gb()
+        if free < plan.cache_gb:
+            _print(answer, f"the local cache has {free:.0f} GB free, the plan says {plan.cache_gb}")
+    return answer
+
+
+def _print(answer: Answer, text: str) -> None:
+    answer.lines.append("print crater: " + " ".join(text.split()))
+
+
+def _keep(
+    services: Services,
+    record: JobRecord,
+    task: proc.TaskFacts,
+    given: Given,
+    view: environment.TaskView,
+) -> None:
+    """Record and report what the job got, when it differs from what is recorded already.
+
+    The record is the job's: it grows by each step's cores, not by each of its tasks'.
+    """
+    place = services.tree.place(task.cgroup)
+    if place and place.job.name not in record.cgroup_names:
+        return  # the same user's other job asked; it says nothing about this one
+    in_step = cgroups.numbers(place.step / "cpuset.cpus.effective") if place else frozenset()
+    if services.settings.node.cpu_source == "slurm":
+        in_step = frozenset()
+    with services.store.exclusive(record.job_id):
+        if services.store.get(record.job_id) is not record or record.phase != PREPARED:
+            return  # the job ended or was prepared again while the answer went out
+        before = frozenset(parse_cpulist(record.grant.get("cpus", "")))
+        cpus = before | (in_step or frozenset(view.cpus))
+        if record.grant and cpus == before and record.grant["given"] in ("soft", given.kind):
+            return
+        if record.grant.get("given") == "soft":
+            given = Given("soft", record.grant["reason"], given.mems)
+        record.grant = verify.grant(
+            record.parsed_plan,
+            given,
+            tuple(sorted(cpus)),
+            services.topology.nodes_of(cpus),
+            services.gpus.numa_nodes(record.gpus) if record.gpus else frozenset(),
+            cgroups.memory_by_node(place.step) if place else {},
+        )
+        services.store.save(record)
+    services.report(record, "task")
