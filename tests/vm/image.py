@@ -137,7 +137,9 @@ def default_cache() -> Cache:
 def require_tools() -> None:
     """Raise BedUnavailableError unless this machine has all that images and guests need."""
     path = os.environ.get("PATH", "") + os.pathsep + "/usr/sbin"
-    missing = sorted(package for tool, package in TOOLS.items() if not shutil.which(tool, path=path))
+    missing = sorted(
+        package for tool, package in TOOLS.items() if not shutil.which(tool, path=path)
+    )
     if missing:
         raise BedUnavailableError(
             "not installed: apt-get install --no-install-recommends " + " ".join(missing)
@@ -159,7 +161,9 @@ def build_image(release: str, cache: Cache | None = None) -> Image:
         "initrd_modules": INITRD_MODULES,
     }
     kernel = cache.part("kernel", kernel_recipe, _build_kernel)
-    guest_files = {name: (GUEST_FILES / name).read_text("utf-8") for name in ("init.sh", "agent.py")}
+    guest_files = {
+        name: (GUEST_FILES / name).read_text("utf-8") for name in ("init.sh", "agent.py")
+    }
     root_recipe = {
         "suite": SUITE_OF_RELEASE[release],
         "packages": SLURM_PACKAGES + TOOL_PACKAGES + DAEMON_PACKAGES,
@@ -255,7 +259,10 @@ def _check_release(tree: Path, release: str) -> None:
 
 def _run(command: Sequence[str | Path]) -> None:
     """Run a building command with low priority; its output is shown only where it failed."""
-    environment = os.environ | {"PATH": os.environ["PATH"] + ":/usr/sbin:/sbin", "LC_ALL": "C.UTF-8"}
+    environment = os.environ | {
+        "PATH": os.environ["PATH"] + ":/usr/sbin:/sbin",
+        "LC_ALL": "C.UTF-8",
+    }
     done = subprocess.run(
         ["nice", "-n", "5", *command],
         env=environment,

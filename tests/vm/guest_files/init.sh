@@ -17,7 +17,7 @@ mkdir -p /sys/fs/cgroup/system.slice # slurmd makes its scope in it, and fails w
 hostname n1
 printf '127.0.0.1 localhost\n127.0.1.1 n1\n' >/etc/hosts
 ip link set lo up
-modprobe virtio_net
+modprobe -a virtio_net nvme
 for _ in {1..100}; do
     card=$(find /sys/class/net -name 'e*' -printf '%f')
     [ -n "$card" ] && break

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The virtual test bed: what Slurm and the kernel do on a machine with real NUMA nodes.
+
+    make test-vm                        all; or: python3 -m pytest tests/vm
+    python3 -m pytest tests/vm -k 24.11           one Slurm release
+    python3 -m tests.vm.image                     only build the images, ahead of the tests
+
+How it works, from the outside to the inside:
+
+    mirror.py       where this machine's apt has Debian from; no address is written down
+    image.py        a kernel, and a root image for each Slurm release; cached by the recipe's hash
+    guest.py        `Guest`: a QEMU machine with two NUMA nodes and NVMe; run scripts, push files
+    slurm.py        `slurm_up(guest, hooks)`: a one-node Slurm with cgroup v2; submit, wait, look
+    node.py         `crater_node(guest, settings)`: this working tree's node daemon in the guest
+    alloc.py        a program for jobs that uses memory and reports on which node it lies
+    preload.py      the trick with which a user can try to skip a hook
+    guest_files/    what runs inside a guest: its init, its command agent, those two programs
+
+A test takes the fixture `guest` or `slurm` and so runs once on each release. Each release boots
+once, and its tests share the guest: a test leaves no job and no daemon behind. `slurm` is a Slurm
+without hooks, one for each test module; a module that wants hooks defines its own:
+
+    @pytest.fixture(scope="module")
+    def slurm(guest):
+        with crater_node(guest, {"node": {"memory_binding": "hard"}}):
+            slurm = slurm_up(guest, Hooks(task_prolog=f"{SOURCE}/prolog/task_prolog"))
+            yield slurm
+            slurm.down()
+
+The machine is emulated, so everything is slow and no time measured in it says anything about
+hardware. Needed: root, and Debian's mmdebstrap, e2fsprogs and qemu-system-x86. Without them the
+tests are skipped, each with the reason; with CRATER_VM_REQUIRE=1 they fail instead. Images take
+1 GiB in CRATER_VM_CACHE (/var/cache/crater-vm), which may be removed at any time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Iterator
+from typing import Any
+
+import pytest
+
+from . import alloc, preload
+from .errors import BedUnavailableError
+from .guest import Guest
+from .image import SUITE_OF_RELEASE, build_image
+from .slurm import Slurm, slurm_up
+
+_booted = pytest.StashKey[Guest]()
+
+
+def _unavailable(error: BedUnavailableError) -> None:
+    if os.environ.get("CRATER_VM_REQUIRE") == "1":
+        pytest.fail(str(error), pytrace=False)
+    pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session", params=list(SUITE_OF_RELEASE))
+def guest(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Guest]:
+    """A booted guest with one Slurm release, which the whole session's tests share."""
+    try:
+        image = build_image(request.param)
+    except BedUnavailableError as error:
+        _unavailable(error)
+    with Guest.boot(image, tmp_path_factory.mktemp(f"guest-{request.param}")) as booted:
+        alloc.install(booted)
+        request.config.stash[_booted] = booted
+        yield booted
+        del request.config.stash[_booted]
+
+
+@pytest.fixture(scope="module")
+def slurm(guest: Guest) -> Iterator[Slurm]:
+    """A Slurm without hooks of ours."""
+    running = slurm_up(guest)
+    yield running
+    running.down()
+
+
+@pytest.fixture(scope="session")
+def skip_library(guest: Guest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The path in the guest of the library that skips programs; see preload.py."""
+    try:
+        preload.install(guest, tmp_path_factory.mktemp("preload"))
+    except BedUnavailableError as error:
+        _unavailable(error)
+    return preload.LIBRARY
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failed test shows what its guest said last, on the console and in the daemons' logs."""
+    report = yield
+    guest: Any = item.config.stash.get(_booted, None)
+    if report.failed and guest is not None:
+        report.sections.append((f"guest {guest.release}", guest.diagnostics()))
+    return report
