@@ -28,6 +28,14 @@ def show(as_json: bool, describe: bool) -> None:
     _print(current.settings, tree, current.origins, "", describe)
 
 
+@config.command()
+def sample() -> None:
+    """Print a settings file with every default, each explained and commented out."""
+    from crater_slurm.config.sample import sample as text
+
+    click.echo(text(), nl=False)
+
+
 def _print(model: Any, tree: dict[str, Any], origins: Any, prefix: str, describe: bool) -> None:
     for name, entry in type(model).model_fields.items():
         path = f"{prefix}{name}"

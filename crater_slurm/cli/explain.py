@@ -114,7 +114,9 @@ def _check(script: Path, options: tuple[str, ...]) -> Explained:
     nonce = f"check-{secrets.token_hex(8)}"
     client = _client()
     program = str(client.bin_dir / "sbatch") if client.bin_dir else "sbatch"
-    environment = _clean_environment() | {"CRATER_CHECK": nonce}
+    from crater_slurm.cli.submit import clean_environment
+
+    environment = clean_environment(os.environ) | {"CRATER_CHECK": nonce}
     try:
         done = subprocess.run(
             [program, "--test-only", *options, str(script)],
@@ -142,15 +144,6 @@ def _check(script: Path, options: tuple[str, ...]) -> Explained:
             "crater made no decision: the script has no directives, mode=off, or the filter is off"
         )
     return result
-
-
-def _clean_environment() -> dict[str, str]:
-    """Inside a job SLURM_ and SBATCH_ variables would act as options of this check."""
-    return {
-        k: v
-        for k, v in os.environ.items()
-        if k == "SLURM_CONF" or not k.startswith(("SLURM_", "SBATCH_"))
-    }
 
 
 def _show(result: Explained, as_json: bool) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from crater_slurm.model.request import BY_ATTRIBUTE
+
 
 def lines(
     decision: Mapping[str, Any],
@@ -47,7 +49,7 @@ def _decision(decision: Mapping[str, Any]) -> Iterator[str]:
             f"decided in {decision.get('duration_us', 0) / 1000:.2f} ms"
         )
     if request := decision.get("request"):
-        yield "  asked    " + " ".join(f"{k.replace('_', '-')}={v}" for k, v in request.items())
+        yield "  asked    " + " ".join(_directive(k, v) for k, v in request.items())
     if options := decision.get("options"):
         yield "  options  " + " ".join(f"{k.replace('_', '-')}={v}" for k, v in options.items())
     if conditions := decision.get("conditions"):
@@ -76,6 +78,12 @@ def _decision(decision: Mapping[str, Any]) -> Iterator[str]:
         )
     for message in decision.get("messages", ())[1:]:
         yield f"Note: {message}"
+
+
+def _directive(attribute: str, value: Any) -> str:
+    """A requirement as its user wrote it; one of a newer version as it is."""
+    requirement = BY_ATTRIBUTE.get(attribute)
+    return requirement.format(value) if requirement else f"{attribute}={value}"
 
 
 def _conditions(conditions: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Entry points of the daemons, so that ``pip install`` puts them on the PATH."""
+"""Entry points of the other commands and daemons, so that ``pip install`` puts them on the PATH."""
 
 from __future__ import annotations
 
@@ -15,5 +15,19 @@ def scheduler() -> None:
 def io_daemon() -> None:
     """``crater-io-daemon``."""
     from crater_slurm.node.main import main
+
+    sys.exit(main())
+
+
+def submit() -> None:
+    """``crater-submit``."""
+    from crater_slurm.cli.submit import main
+
+    sys.exit(main())
+
+
+def probe() -> None:
+    """``crater-probe``."""
+    from crater_slurm.cli.probe import main
 
     sys.exit(main())

@@ -81,6 +81,16 @@ class Requirement:
             raise ValueError(f"must be at most {self.maximum:g}{_spaced(self.unit)}")
         return value
 
+    def format(self, value: Any) -> str:
+        """``key=value`` as a user would write it, with the unit: ``gpu-memory=16GiB``."""
+        if isinstance(value, bool):
+            return f"{self.key}={'yes' if value else 'no'}"
+        if self.kind == "mib":
+            return f"{self.key}={units.format_mib(value).replace(' ', '')}"
+        text = f"{value:g}" if isinstance(value, float) else str(value)
+        unit = {"GB": "GB", "GB/s": "GB/s", "µs": "us", "s": "s"}.get(self.unit, "")
+        return f"{self.key}={text}{unit}"
+
     def _choice(self, text: str) -> str:
         word = text.lower().replace("-", "_")
         for choice in self.choices:

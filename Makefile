@@ -1,0 +1,73 @@
+# crater-slurm: `make demo` shows it at work on a real local Slurm, `make test` proves it.
+
+# The system's Python where it is new enough: a lab's users can't enter another user's home.
+PYTHON := $(shell /usr/bin/python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	&& echo /usr/bin/python3 || echo python3)
+VENV   := .venv
+BIN    := $(VENV)/bin
+MATRIX := 22.05 24.11 26.05
+
+.PHONY: help demo test test-unit test-slurm test-databases test-matrix test-vm lint format bench \
+	wheel setup setup-test clean
+
+help:            ## Say what there is
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
+
+demo: setup      ## A real Slurm takes, places, prepares, runs and explains a job
+	packaging/demo.sh
+
+test: lint test-unit test-slurm test-databases  ## Everything but the version matrix and the guest
+
+test-unit: setup-test        ## Unit tests, no Slurm needed
+	$(BIN)/pytest tests/unit
+
+test-slurm: setup-test       ## On the machine's own Slurm
+	$(BIN)/pytest tests/slurm
+
+test-databases: setup-test   ## The store on SQLite, PostgreSQL and MariaDB
+	$(BIN)/pytest tests/databases
+
+test-matrix: setup-test      ## tests/slurm on Slurm 22.05, 24.11 and 26.05
+	for version in $(MATRIX); do \
+		CRATER_TEST_SLURM=$$version $(BIN)/pytest tests/slurm || exit 1; done
+
+test-vm: setup-test          ## Real NUMA nodes and cgroup v2 in a QEMU guest, on 24.11 and 26.05
+	packaging/install-packages.sh vm
+	$(BIN)/pytest tests/vm
+
+lint: setup-test             ## ruff, mypy --strict, luacheck, shellcheck
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	luacheck --quiet job_submit etc/filter.lua
+	shellcheck prolog/*.sh packaging/*.sh .ci/run
+
+format: setup-test           ## Format the Python code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: setup-test            ## Figures side by side; copy them into bench/RESULTS.md
+	$(BIN)/python -m bench
+
+wheel: setup-test            ## Build dist/*.whl
+	$(BIN)/python -m build --wheel
+
+setup: $(BIN)/.installed
+	packaging/install-packages.sh demo
+
+setup-test: $(BIN)/.installed-dev
+	packaging/install-packages.sh demo test
+
+$(BIN)/.installed: pyproject.toml packaging/install-packages.sh
+	packaging/install-packages.sh python
+	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --editable .
+	touch $@
+
+$(BIN)/.installed-dev: $(BIN)/.installed
+	$(BIN)/pip install --quiet --editable '.[dev,postgres,mysql]'
+	touch $@
+
+clean:           ## Remove what was built here; caches of labs and guests: crater lab clean
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,60 @@
+"""``crater-probe``: what a node has, read from its kernel and driver."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from pathlib import Path
+
+import click
+
+from crater_slurm import __version__
+from crater_slurm.errors import CraterError
+
+
+@click.group()
+@click.version_option(__version__, prog_name="crater-probe")
+def probe() -> None:
+    """Read what this node has."""
+
+
+@probe.command()
+@click.option(
+    "--root",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    default=Path("/"),
+    help="Read a captured machine below this folder.",
+)
+@click.option("--name", help="The node's name in Slurm; default: this host's.")
+@click.option("--json", "as_json", is_flag=True, help="JSON instead of YAML.")
+def scan(root: Path, name: str | None, as_json: bool) -> None:
+    """Print this node's profile, ready for 'crater nodes import'.
+
+    What only a measurement can tell (bandwidth, IOPS, latency) is left out.
+    """
+    from crater_slurm.probe.profile import scan as read_profile
+    from crater_slurm.store.codec import profile_to_dict
+
+    node = name or socket.gethostname().split(".")[0]
+    document = profile_to_dict(read_profile(node, root))
+    if as_json:
+        click.echo(json.dumps(document, indent=2))
+        return
+    import yaml
+
+    click.echo(yaml.safe_dump(document, sort_keys=False), nl=False)
+
+
+def main() -> int:
+    """Run, with errors as one sentence and their exit code."""
+    try:
+        probe(prog_name="crater-probe")
+    except CraterError as error:
+        click.echo(f"crater-probe: ERROR: {error}", err=True)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
