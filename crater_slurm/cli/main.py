@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "db": ("crater_slurm.cli.db:db", "Create or upgrade the node-profile store."),
     "directives": ("crater_slurm.cli.directives:directives", "List every #CRATER directive."),
     "explain": ("crater_slurm.cli.explain:explain", "Say why a job went where it went."),
+    "install": ("crater_slurm.cli.install:install", "Copy filter and hooks where Slurm runs them."),
     "key": ("crater_slurm.cli.key:key", "Make the cluster's plan key."),
     "lab": ("crater_slurm.cli.lab:lab", "A throwaway Slurm on this machine."),
     "nodes": ("crater_slurm.cli.nodes:nodes", "List, show, import and compare node profiles."),

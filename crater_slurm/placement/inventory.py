@@ -27,11 +27,17 @@ _MEASURABLE = {
 
 @dataclass(frozen=True, slots=True)
 class NodeClass:
-    """Nodes of equal hardware: one profile that stands for all, and which nodes they are."""
+    """Nodes of equal hardware: one profile that stands for all, and which nodes they are.
+
+    Classes with the same ``machine`` number differ in storage only, those with the same
+    ``storage`` number have equal NVMe and cache, so that each half is checked once.
+    """
 
     profile: NodeProfile
     nodes: int
     example: str
+    machine: int = 0
+    storage: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +104,7 @@ def build(
         classes[key] = (members | bit, example)
     return Inventory(
         names=names,
-        classes=tuple(NodeClass(key, members, name) for key, (members, name) in classes.items()),
+        classes=_classes(classes),
         unknown=unknown,
         partitions=partitions,
         usable=usable,
@@ -106,6 +112,25 @@ def build(
         default_partition=cluster.default_partition,
         index={name: i for i, name in enumerate(names)},
     )
+
+
+def _classes(found: dict[NodeProfile, tuple[int, str]]) -> tuple[NodeClass, ...]:
+    machines: dict[object, int] = {}
+    storages: dict[object, int] = {}
+    classes = []
+    for profile, (members, example) in found.items():
+        machine = (profile.cpu, profile.numa_nodes, profile.gpus, profile.memory_mib)
+        storage = (profile.nvmes, profile.cache_gb)
+        classes.append(
+            NodeClass(
+                profile,
+                members,
+                example,
+                machines.setdefault(machine, len(machines)),
+                storages.setdefault(storage, len(storages)),
+            )
+        )
+    return tuple(classes)
 
 
 def anonymous(profile: NodeProfile, *, allow_declared: bool = True) -> NodeProfile:

@@ -48,7 +48,7 @@ def join(request: Request, job: Job) -> Joined:
     notes: list[str] = []
     gpus = _gpus(request, job, notes)
     strict = request.numa == "strict" and not job.exclusive
-    cpus, threads = _cpus(request, job, strict, notes)
+    cpus, threads = _cpus(request, job, gpus, strict, notes)
     types = {g.type for g in job.gpus if g.type}
     gpu_type = request.gpu_type
     if len(types) == 1:
@@ -107,8 +107,15 @@ def _gpus(request: Request, job: Job, notes: list[str]) -> int:
     return option
 
 
-def _cpus(request: Request, job: Job, strict: bool, notes: list[str]) -> tuple[int | None, bool]:
+def _cpus(
+    request: Request, job: Job, gpus: int, strict: bool, notes: list[str]
+) -> tuple[int | None, bool]:
     """CPUs per node, and whether they count hardware threads (Slurm's options do)."""
+    if job.cpus_per_gpu is not None and job.cpus_per_task is None and gpus:
+        option = job.cpus_per_gpu * gpus
+        if request.cpus is not None and request.cpus != option:
+            notes.append(f"--cpus-per-gpu asks for {option} CPUs and wins over cpus={request.cpus}")
+        return option, True
     if job.cpus_per_task is None:
         # -n alone leaves the cores per task open: the directive fills that.
         if request.cpus is not None:

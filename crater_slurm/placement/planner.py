@@ -6,6 +6,7 @@ set operations only.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -16,7 +17,13 @@ from crater_slurm.model.request import Request
 from crater_slurm.placement import advice
 from crater_slurm.placement.inventory import Inventory, NodeClass
 from crater_slurm.placement.need import Need, join
-from crater_slurm.placement.rules import Check, Result, evaluate
+from crater_slurm.placement.rules import (
+    Check,
+    Result,
+    combine,
+    evaluate_machine,
+    evaluate_storage,
+)
 
 #: Evaluated needs kept per inventory; a cluster's users repeat themselves far below this.
 _CACHE_SIZE = 4096
@@ -50,6 +57,7 @@ class Outcome:
     passed: int = 0
     failed: int = 0
     placement: Placement | None = None
+    domains: int = 0
     conditions: tuple[Condition, ...] = ()
     excluded: tuple[tuple[str, int, str], ...] = ()
     nearest_node: str = ""
@@ -69,38 +77,54 @@ class Planner:
     inventory: Inventory
     refine: Callable[[Request], Request] = lambda request: request
     _results: dict[Need, list[tuple[NodeClass, Result]]] = field(default_factory=dict)
+    _outcomes: dict[tuple[Need, int, int], Outcome] = field(default_factory=dict)
 
     def plan(self, plan_id: str, request: Request, job: Job, scope: Scope) -> Outcome:
         """Outcome for a job; never raises for a request that parsed."""
         joined = join(self.refine(request), job)
-        need = joined.need
         candidates = self._candidates(scope)
+        named = self.inventory.name_set(scope.only or ())
+        key = (joined.need, candidates, named)
+        outcome = self._outcomes.get(key)
+        if outcome is None:
+            outcome = self._decide(joined.need, candidates, named)
+            if len(self._outcomes) >= _CACHE_SIZE:
+                self._outcomes.clear()
+            self._outcomes[key] = outcome
+        return dataclasses.replace(
+            outcome,
+            plan=_plan(plan_id, request, outcome) if outcome.placement else None,
+            notes=joined.notes + outcome.notes,
+        )
+
+    def _decide(self, need: Need, candidates: int, named: int) -> Outcome:
+        """The part that is the same for every job with this need among these nodes."""
         results = [
             (node_class, result)
             for node_class, result in self._evaluate(need)
             if node_class.nodes & candidates
         ]
         if not results:
-            return Outcome(need=need, feasible=True, known=False, notes=joined.notes)
+            return Outcome(need=need, feasible=True, known=False)
         passing = [(c, r) for c, r in results if r.ok]
         gres_type, passing = _choose_type(passing, need, candidates)
         passed = _union(c.nodes for c, _ in passing) & candidates
-        conditions = _conditions(results, need, candidates)
-        excluded = _excluded(results, candidates, self.inventory, passed)
-        if passed.bit_count() < need.nodes or (scope.only and not _all_named(self, scope, passed)):
-            return self._refusal(
-                need, results, candidates, passed, conditions, excluded, joined.notes
-            )
-        return Outcome(
+        outcome = Outcome(
             need=need,
-            feasible=True,
-            plan=_plan(plan_id, request, need, passing, gres_type),
+            # A node that the user names with -w is always part of the job: all of them must pass.
+            feasible=passed.bit_count() >= need.nodes and not named & ~passed,
             passed=passed,
             failed=candidates & ~passed,
+            conditions=_conditions(results, candidates),
+            excluded=_excluded(results, candidates, self.inventory, passed),
+        )
+        if not outcome.feasible:
+            return self._with_way_out(outcome, results, candidates)
+        return dataclasses.replace(
+            outcome,
             placement=_placement(need, passing, gres_type),
-            conditions=conditions,
-            excluded=excluded,
-            notes=joined.notes + self._notes(passing, passed),
+            domains=max((r.fit.count for _, r in passing if r.fit), default=0),
+            notes=self._notes(passing, passed),
         )
 
     def _candidates(self, scope: Scope) -> int:
@@ -121,44 +145,29 @@ class Planner:
     def _evaluate(self, need: Need) -> list[tuple[NodeClass, Result]]:
         cached = self._results.get(need)
         if cached is None:
-            cached = [(c, evaluate(c.profile, need)) for c in self.inventory.classes]
+            cached = _evaluate_all(self.inventory.classes, need)
             if len(self._results) >= _CACHE_SIZE:
                 self._results.clear()
             self._results[need] = cached
         return cached
 
-    def _refusal(
-        self,
-        need: Need,
-        results: list[tuple[NodeClass, Result]],
-        candidates: int,
-        passed: int,
-        conditions: tuple[Condition, ...],
-        excluded: tuple[tuple[str, int, str], ...],
-        notes: tuple[str, ...],
+    def _with_way_out(
+        self, outcome: Outcome, results: list[tuple[NodeClass, Result]], candidates: int
     ) -> Outcome:
-        failing = [(c, r) for c, r in results if not r.ok]
-        near = advice.nearest(failing)
+        """A refusal with the node that comes nearest and what would fit."""
+        need = outcome.need
         name = ""
         have: tuple[str, ...] = ()
         change: tuple[str, ...] = ()
+        near = advice.nearest([(c, r) for c, r in results if not r.ok])
         if near:
             name = next(iter(self.inventory.names_of(near[0].nodes & candidates, 1)), "")
             have = tuple(_sentence(c) for c in near[1].checks if not c.ok)
             change = advice.smallest_change(near[0].profile, need)
-        if passed and passed.bit_count() < need.nodes:
-            change = (f"--nodes={passed.bit_count()}", *change)
-        return Outcome(
-            need=need,
-            feasible=False,
-            passed=passed,
-            failed=candidates & ~passed,
-            conditions=conditions,
-            excluded=excluded,
-            nearest_node=name,
-            nearest_have=have,
-            smallest_change=change,
-            notes=notes,
+        if outcome.passed and outcome.passed.bit_count() < need.nodes:
+            change = (f"--nodes={outcome.passed.bit_count()}", *change)
+        return dataclasses.replace(
+            outcome, nearest_node=name, nearest_have=have, smallest_change=change
         )
 
     def _notes(self, passing: list[tuple[NodeClass, Result]], passed: int) -> tuple[str, ...]:
@@ -176,12 +185,6 @@ class Planner:
                 "which one to use; crater explain shows which one the job got"
             )
         return tuple(notes)
-
-
-def _all_named(planner: Planner, scope: Scope, passed: int) -> bool:
-    """A node that the user names with -w is always part of the job, so it must pass too."""
-    named = planner.inventory.name_set(scope.only or ())
-    return named & ~passed == 0
 
 
 def _union(sets: Iterable[int]) -> int:
@@ -225,24 +228,19 @@ def _types(node_class: NodeClass, result: Result, count: int) -> set[str]:
     }
 
 
-def _plan(
-    plan_id: str,
-    request: Request,
-    need: Need,
-    passing: list[tuple[NodeClass, Result]],
-    gres_type: str | None,
-) -> Plan:
+def _plan(plan_id: str, request: Request, outcome: Outcome) -> Plan:
+    need = outcome.need
     return Plan(
         id=plan_id,
         gpus=need.gpus,
-        gpu_type=gres_type,
+        gpu_type=outcome.placement.gpu_type if outcome.placement else None,
         cpus=need.cpus,
         memory_mib=need.memory_mib,
         memory_bandwidth_gb_s=need.memory_bandwidth_gb_s,
         ssd_iops=need.ssd_iops,
         cache_gb=need.cache_gb,
         numa="strict" if need.strict else "best_effort",
-        domains=max((r.fit.count for _, r in passing if r.fit), default=0),
+        domains=outcome.domains,
         precision=request.precision,
         checkpoint=request.checkpoint,
     )
@@ -280,44 +278,63 @@ def _whole_node(passing: list[tuple[NodeClass, Result]]) -> bool:
     return all(r.fit is None or r.fit.count == len(c.profile.cpu_domains) for c, r in passing)
 
 
-def _conditions(
-    results: list[tuple[NodeClass, Result]], need: Need, candidates: int
-) -> tuple[Condition, ...]:
-    """One line for each need, over all candidate nodes."""
-    names: dict[str, None] = {}
-    for _, result in results:
-        names.update(dict.fromkeys(c.name for c in result.checks))
-    return tuple(_condition(name, results, candidates) for name in names)
+def _evaluate_all(classes: Iterable[NodeClass], need: Need) -> list[tuple[NodeClass, Result]]:
+    """Every class, its machine and its storage each checked once however many share them."""
+    machines: dict[int, Result] = {}
+    storages: dict[int, tuple[Check, ...]] = {}
+    whole: dict[tuple[int, int], Result] = {}
+    results = []
+    for c in classes:
+        if c.machine not in machines:
+            machines[c.machine] = evaluate_machine(c.profile, need)
+        if c.storage not in storages:
+            storages[c.storage] = evaluate_storage(c.profile, need)
+        pair = (c.machine, c.storage)
+        if pair not in whole:
+            whole[pair] = combine(machines[c.machine], storages[c.storage])
+        results.append((c, whole[pair]))
+    return results
 
 
-def _condition(name: str, results: list[tuple[NodeClass, Result]], candidates: int) -> Condition:
-    passed = failed = 0
-    best: Check | None = None
-    examples: list[str] = []
-    reason = ""
+@dataclass(slots=True)
+class _Tally:
+    """The nodes to which one check applies, and one of them."""
+
+    check: Check
+    nodes: int
+    example: str
+
+
+def _conditions(results: list[tuple[NodeClass, Result]], candidates: int) -> tuple[Condition, ...]:
+    """One line for each need, over all candidate nodes; shared checks are tallied once."""
+    tallies: dict[str, dict[int, _Tally]] = {}
     for node_class, result in results:
-        count = (node_class.nodes & candidates).bit_count()
-        checks = [c for c in result.checks if c.name == name]
-        bad = next((c for c in checks if not c.ok), None)
-        if bad is None:
-            passed += count
-        else:
-            failed += count
-            reason = reason or bad.reason
-            if len(examples) < _EXAMPLES:
-                examples.append(f"{node_class.example}: {bad.reason}")
-        check = bad or (checks[0] if checks else None)
-        if check and (best is None or (check.ok, check.measure) > (best.ok, best.measure)):
-            best = check
-    assert best is not None
+        nodes = node_class.nodes & candidates
+        for check in result.checks:
+            named = tallies.setdefault(check.name, {})
+            tally = named.get(id(check))
+            if tally is None:
+                named[id(check)] = _Tally(check, nodes, node_class.example)
+            else:
+                tally.nodes |= nodes
+    everything = _union(c.nodes for c, _ in results) & candidates
+    return tuple(
+        _condition(name, list(named.values()), everything) for name, named in tallies.items()
+    )
+
+
+def _condition(name: str, tallies: list[_Tally], everything: int) -> Condition:
+    bad = [t for t in tallies if not t.check.ok]
+    failed = _union(t.nodes for t in bad)
+    best = max((t.check for t in tallies), key=lambda c: (c.ok, c.measure))
     return Condition(
         name=name,
         need=best.need,
         have=best.have,
-        passed_nodes=passed,
-        failed_nodes=failed,
-        failed_examples=tuple(examples),
-        reason=reason,
+        passed_nodes=(everything & ~failed).bit_count(),
+        failed_nodes=failed.bit_count(),
+        failed_examples=tuple(f"{t.example}: {t.check.reason}" for t in bad[:_EXAMPLES]),
+        reason=bad[0].check.reason if bad else "",
     )
 
 
@@ -325,13 +342,17 @@ def _excluded(
     results: list[tuple[NodeClass, Result]], candidates: int, inventory: Inventory, passed: int
 ) -> tuple[tuple[str, int, str], ...]:
     """Why nodes did not pass, counted, each reason with an example node."""
-    groups: dict[str, list[int]] = {}
+    by_result: dict[int, tuple[Result, int]] = {}
     for node_class, result in results:
         nodes = node_class.nodes & candidates & ~passed
         if nodes:
-            bad = [c.reason for c in result.checks if not c.ok]
-            reason = "; ".join(bad) or "has no GPU type that can be asked for alone"
-            groups.setdefault(reason, []).append(nodes)
+            _, before = by_result.get(id(result), (result, 0))
+            by_result[id(result)] = (result, before | nodes)
+    groups: dict[str, list[int]] = {}
+    for result, nodes in by_result.values():
+        bad = [c.reason for c in result.checks if not c.ok]
+        reason = "; ".join(bad) or "has no GPU type that can be asked for alone"
+        groups.setdefault(reason, []).append(nodes)
     if unknown := inventory.unknown & candidates:
         groups.setdefault("has no profile in the store", []).append(unknown)
     rows = []

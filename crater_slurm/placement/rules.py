@@ -13,6 +13,8 @@ from crater_slurm.model.units import format_mib, format_number
 from crater_slurm.placement import numa
 from crater_slurm.placement.need import Need
 
+_GPU_CHECKS = frozenset({"gpus", "gpu-type", "gpu-memory", "precision"})
+
 
 @dataclass(frozen=True, slots=True)
 class Check:
@@ -26,6 +28,9 @@ class Check:
     measure: float = 0.0
 
 
+Rule = Callable[[NodeProfile, Need], Check | None]
+
+
 @dataclass(frozen=True, slots=True)
 class Result:
     """All checks on one machine, the GPUs that qualify and the NUMA choice for strict needs."""
@@ -33,25 +38,44 @@ class Result:
     checks: tuple[Check, ...]
     eligible: frozenset[int]
     fit: numa.Fit | None
-
-    @property
-    def ok(self) -> bool:
-        return all(check.ok for check in self.checks)
+    ok: bool
 
 
 def evaluate(profile: NodeProfile, need: Need) -> Result:
     """Check every need that is stated against one machine."""
+    return combine(evaluate_machine(profile, need), evaluate_storage(profile, need))
+
+
+def evaluate_machine(profile: NodeProfile, need: Need) -> Result:
+    """The part that depends on GPUs, CPUs and memory only, with the NUMA choice."""
     eligible = frozenset(g.index for g in profile.gpus if _qualifies(g, need))
-    checks = [check for rule in RULES if (check := rule(profile, need)) is not None]
-    if need.gpus and not any(not c.ok for c in checks) and len(eligible) < need.gpus:
+    checks = _run(MACHINE_RULES, profile, need)
+    gpu_checks_pass = all(c.ok for c in checks if c.name in _GPU_CHECKS)
+    if need.gpus and gpu_checks_pass and len(eligible) < need.gpus:
         checks.append(_together(profile, need, len(eligible)))
     fit = None
     if need.strict:
         fit = numa.fit(profile, eligible, need, physical_cores(profile, need))
-        checks.append(
-            Check("numa", _numa_need(need), fit.have, fit.ok, fit.reason, 1.0 if fit.ok else 0.5)
-        )
-    return Result(tuple(checks), eligible, fit)
+        measure = 1.0 if fit.ok else 0.5
+        checks.append(Check("numa", _numa_need(need), fit.have, fit.ok, fit.reason, measure))
+    return Result(tuple(checks), eligible, fit, all(c.ok for c in checks))
+
+
+def evaluate_storage(profile: NodeProfile, need: Need) -> tuple[Check, ...]:
+    """The part that depends on NVMe and cache only."""
+    return tuple(_run(STORAGE_RULES, profile, need))
+
+
+def combine(machine: Result, storage: tuple[Check, ...]) -> Result:
+    """The whole result of a machine with its storage; checks are shared, not copied."""
+    if not storage:
+        return machine
+    checks = machine.checks + storage
+    return Result(checks, machine.eligible, machine.fit, machine.ok and all(c.ok for c in storage))
+
+
+def _run(rules: tuple[Rule, ...], profile: NodeProfile, need: Need) -> list[Check]:
+    return [check for rule in rules if (check := rule(profile, need)) is not None]
 
 
 def physical_cores(profile: NodeProfile, need: Need) -> int | None:
@@ -272,7 +296,7 @@ def _numa_need(need: Need) -> str:
     return f"{', '.join(parts) or 'the job'} together (strict)"
 
 
-RULES: tuple[Callable[[NodeProfile, Need], Check | None], ...] = (
+MACHINE_RULES: tuple[Rule, ...] = (
     _gpus,
     _gpu_type,
     _gpu_memory,
@@ -281,7 +305,5 @@ RULES: tuple[Callable[[NodeProfile, Need], Check | None], ...] = (
     _avx,
     _memory,
     _memory_bandwidth,
-    _ssd_iops,
-    _ssd_latency,
-    _cache,
 )
+STORAGE_RULES: tuple[Rule, ...] = (_ssd_iops, _ssd_latency, _cache)

@@ -1,0 +1,29 @@
+"""``python -m bench [decision|submit|hooks ...]``: run benchmarks and print Markdown tables."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+
+from bench import decision, hooks, submit
+
+ALL = {"decision": decision.run, "submit": submit.run, "hooks": hooks.run}
+
+
+def main() -> int:
+    names = sys.argv[1:] or list(ALL)
+    if unknown := [n for n in names if n not in ALL]:
+        print(f"unknown benchmark {unknown[0]}; there are {', '.join(ALL)}", file=sys.stderr)
+        return 2
+    load = os.getloadavg()[0]
+    print(
+        f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
+        f"load average at the start {load:.1f}\n"
+    )
+    for name in names:
+        ALL[name]()
+    return 0
+
+
+sys.exit(main())

@@ -1,0 +1,137 @@
+"""One decision inside the scheduler, over the number of profiled nodes.
+
+Compared with the plainest thing that could answer: looking at every node's profile in turn, as
+the first version of any such filter does.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import time
+from itertools import cycle, islice
+
+from bench.table import quantile, show
+from crater_slurm.lab import inventory as lab_inventory
+from crater_slurm.model.cluster import SlurmCluster, SlurmNode
+from crater_slurm.model.job import Job
+from crater_slurm.model.plan import Mode
+from crater_slurm.model.profile import NodeProfile
+from crater_slurm.placement import inventory, rules
+from crater_slurm.placement.need import join
+from crater_slurm.placement.planner import Planner
+from crater_slurm.scheduler.decide import Decider
+from crater_slurm.scheduler.state import View
+
+SIZES = (10, 100, 1000, 10_000)
+REPEATS = 2000
+REQUESTS = (
+    "gpus=2 cpus=8 numa=strict gpu-memory=16GiB",
+    "gpus=1 cpus=4 precision=bf16",
+    "gpus=8 cpus=32 numa=strict memory-bandwidth=140",
+    "cpus=16 avx=avx512 memory-bandwidth=100",
+    "gpus=4 cpus=16 ssd-iops=800k ssd-latency=100us",
+    "gpus=2 cpus=20 numa=strict",
+    "gpus=16",
+)
+
+
+def nodes(count: int) -> list[NodeProfile]:
+    """``count`` nodes over the kinds of the demo inventory, one in twenty a little different."""
+    import dataclasses
+
+    kinds = [entry.profile for entry in lab_inventory.load("demo").entries]
+    profiles = []
+    for i, kind in enumerate(islice(cycle(kinds), count)):
+        cache = (kind.cache_gb or 1000) - (i // 20) % 50 if i % 20 == 0 else kind.cache_gb
+        profiles.append(dataclasses.replace(kind, name=f"n{i}", cache_gb=cache))
+    return profiles
+
+
+def view(profiles: list[NodeProfile]) -> View:
+    cluster = SlurmCluster(
+        name="bench",
+        version=(24, 11),
+        default_partition="gpu",
+        gres_types=frozenset({"gpu", "membw", "nviops", "nvme"}),
+        nodes=tuple(
+            SlurmNode(name=p.name, partitions=frozenset({"gpu"}), state="idle") for p in profiles
+        ),
+        time=time.time(),
+    )
+    return View(cluster, Planner(inventory.build(cluster, profiles)), len(profiles))
+
+
+def message(words: str) -> dict[str, str]:
+    script = f"#!/bin/bash\n#CRATER {words}\n"
+    return {"op": "submit", "uid": "1000", "user": "u", "kind": "batch", "script": script}
+
+
+def run() -> None:
+    rows = []
+    for size in SIZES:
+        profiles = nodes(size)
+        begin = time.perf_counter()
+        current = view(profiles)
+        built = time.perf_counter() - begin
+        decider = Decider(mode=Mode.ENFORCE, key=lambda: b"k" * 32)
+        times = _decisions(decider, current, fresh=False)
+        cold = _decisions(decider, current, fresh=True)
+        naive = _naive(profiles)
+        rows.append(
+            [
+                f"{size:,}",
+                f"{len(current.planner.inventory.classes)}",
+                *(f"{quantile(times, q) * 1e6:,.0f}" for q in (0.5, 0.99)),
+                *(f"{quantile(cold, q) * 1e6:,.0f}" for q in (0.5, 0.99)),
+                f"{quantile(naive, 0.5) * 1e6:,.0f}",
+                f"{built * 1e3:,.0f}",
+            ]
+        )
+    show(
+        "One decision, µs (`python -m bench decision`)",
+        [
+            "nodes",
+            "kinds",
+            "p50",
+            "p99",
+            "new need p50",
+            "new need p99",
+            "node by node p50",
+            "picture rebuilt, ms",
+        ],
+        rows,
+    )
+
+
+def _decisions(decider: Decider, current: View, *, fresh: bool) -> list[float]:
+    """Seconds of each decision; ``fresh`` needs were never asked before."""
+    chooser = random.Random(7)
+    for words in REQUESTS:
+        decider.decide(message(words), current)
+    gc.collect()
+    gc.freeze()
+    times = []
+    for i in range(REPEATS if not fresh else REPEATS // 4):
+        words = chooser.choice(REQUESTS)
+        if fresh:
+            words += f" cache={i % 4000 + 1}GB"
+        text = message(words)
+        begin = time.perf_counter()
+        decider.decide(text, current)
+        times.append(time.perf_counter() - begin)
+    return times
+
+
+def _naive(profiles: list[NodeProfile]) -> list[float]:
+    from crater_slurm.model.directives import parse_script
+
+    times = []
+    for words in REQUESTS:
+        request = parse_script(f"#CRATER {words}\n").request
+        need = join(request, Job(user_id=1)).need
+        begin = time.perf_counter()
+        for profile in profiles:
+            rules.evaluate(profile, need)
+        times.append(time.perf_counter() - begin)
+    return times
