@@ -99,12 +99,10 @@ end
 -- Assigns, and remembers how to take it back. "" clears a string; nil would raise. What a number
 -- was before is put back only if Slurm showed one.
 local function assign(job_desc, fields, undo, name, value)
-  -- .gres reads back with Slurm's prefix, which only tres_per_node takes verbatim.
-  local place = name == "gres" and "tres_per_node" or name
-  local before = fields.get(job_desc, place)
+  local before = fields.get(job_desc, name)
   if before == nil and type(value) == "string" then before = "" end
   undo[#undo + 1] = function()
-    if before ~= nil then job_desc[place] = before end
+    if before ~= nil then job_desc[name] = before end
   end
   job_desc[name] = value
 end

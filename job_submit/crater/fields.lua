@@ -70,7 +70,9 @@ fields.FLAGS = {
 }
 
 -- Environment variables that the answer may set, by prefix; never a loader's or a shell's.
-fields.ENVIRONMENT = { "CRATER_", "SLURM_", "SRUN_", "OMP_", "GOMP_", "KMP_", "NCCL_", "UCX_", "CUDA_" }
+fields.ENVIRONMENT = {
+  "CRATER_", "SLURM_", "SRUN_", "OMP_", "GOMP_", "KMP_", "NCCL_", "UCX_", "CUDA_",
+}
 
 function fields.in_range(value, width)
   return value >= 0 and value <= HIGHEST[width]

