@@ -1,4 +1,4 @@
-"""GPUs of this node by Slurm's index, from the node profile that crater-probe wrote."""
+"""GPUs and NUMA nodes of this node as Slurm numbers them, from the profile of crater-probe."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ class GpuFacts:
         self._lock = threading.Lock()
         self._stamp: tuple[int, int] | None = None
         self._facts: dict[int, GpuFact] = {}
+        self._sizes: list[tuple[int, int]] = []
 
     def all(self) -> dict[int, GpuFact]:
         """Facts by Slurm's GPU index; none when there is no usable profile."""
@@ -40,14 +41,25 @@ class GpuFacts:
                 status = self._path.stat()
                 stamp = (status.st_mtime_ns, status.st_ino)
                 if stamp != self._stamp:
-                    self._facts = _parse(json.loads(self._path.read_text()))
+                    profile = json.loads(self._path.read_text())
+                    self._facts, self._sizes = _parse(profile), _numa_sizes(profile)
                     self._stamp = stamp
             except FileNotFoundError:
-                self._facts, self._stamp = {}, None
+                self._facts, self._sizes, self._stamp = {}, [], None
             except (OSError, ValueError, TypeError, AttributeError) as error:
                 _log.warning("gpus: couldn't read the profile %s: %s", self._path, error)
-                self._facts, self._stamp = {}, None
+                self._facts, self._sizes, self._stamp = {}, [], None
             return self._facts
+
+    def cpu_nodes(self, ids: Iterable[int]) -> frozenset[int]:
+        """NUMA nodes of CPUs by Slurm's abstract ids, which count through NUMA node after node."""
+        self.all()
+        found, wanted, first = set(), set(ids), 0
+        for node, size in self._sizes:
+            if wanted.intersection(range(first, first + size)):
+                found.add(node)
+            first += size
+        return frozenset(found)
 
     def numa_nodes(self, indexes: Iterable[int]) -> frozenset[int] | None:
         """NUMA nodes of the GPUs; None when one of them is unknown."""
@@ -66,6 +78,20 @@ def _parse(profile: Any) -> dict[int, GpuFact]:
             uuid if isinstance(uuid, str) else None, numa if isinstance(numa, int) else None
         )
     return facts
+
+
+def _numa_sizes(profile: Any) -> list[tuple[int, int]]:
+    """NUMA nodes that have CPUs, each with how many, in the order in which Slurm counts cores."""
+    nodes = []
+    for node in profile.get("profile", profile).get("numa_nodes", ()):
+        cpus = parse_cpulist(str(node.get("cpus") or ""))
+        if cpus:
+            nodes.append((node.get("socket"), min(cpus), int(node["id"]), len(cpus)))
+    lowest: dict[Any, int] = {}
+    for package, cpu, _, _ in nodes:
+        lowest[package] = min(lowest.get(package, cpu), cpu)
+    nodes.sort(key=lambda node: (lowest[node[0]], node[1]))
+    return [(number, size) for _, _, number, size in nodes]
 
 
 def parse_indexes(text: str | None) -> tuple[int, ...]:

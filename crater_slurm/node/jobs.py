@@ -103,7 +103,7 @@ class JobStore:
         self._folder = folder
         self._lock = threading.Lock()
         self._records: dict[str, JobRecord] = {}
-        self._busy: dict[str, threading.RLock] = {}
+        self._busy: dict[str, tuple[threading.RLock, int]] = {}  # with how many hold or want it
         #: Running jobs by the names their cgroups may have, and the first job of each token.
         self._cgroups: dict[str, JobRecord] = {}
         self._tokens: dict[str, str] = {}
@@ -146,9 +146,16 @@ class JobStore:
     def exclusive(self, job_id: str) -> Iterator[None]:
         """Only one hook at a time works on a job: a cancelled job's Epilog meets its Prolog."""
         with self._lock:
-            lock = self._busy.setdefault(job_id, threading.RLock())
-        with lock:
-            yield
+            lock, users = self._busy.get(job_id, (threading.RLock(), 0))
+            self._busy[job_id] = (lock, users + 1)
+        try:
+            with lock:
+                yield
+        finally:
+            with self._lock:
+                lock, users = self._busy.pop(job_id)
+                if users > 1:
+                    self._busy[job_id] = (lock, users - 1)
 
     def get(self, job_id: str) -> JobRecord | None:
         with self._lock:
@@ -181,6 +188,5 @@ class JobStore:
     def forget(self, job_id: str) -> None:
         with self._lock:
             self._leave(job_id)
-            self._busy.pop(job_id, None)
         with contextlib.suppress(OSError):
             (self._folder / f"{job_id}.json").unlink()

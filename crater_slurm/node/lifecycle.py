@@ -65,6 +65,7 @@ def detach() -> Callable[[], None]:
     os.chdir("/")
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
+    os.set_inheritable(null, False)
 
     def ready() -> None:
         os.dup2(null, 1)

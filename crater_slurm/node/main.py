@@ -9,7 +9,6 @@ import logging.handlers
 import os
 import signal
 import sys
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -117,9 +116,13 @@ def _run(config: Path | None, foreground: bool) -> int:
     ready = None if foreground else lifecycle.detach()
     for lock in locks:
         lock.write_pid()
-    ended = threading.Event()
+    # The kernel may give the signal to any thread, which does not wake the main one; the wake-up
+    # descriptor is written from whichever thread it is.
+    end_read, end_write = os.pipe()
+    os.set_blocking(end_write, False)
+    signal.set_wakeup_fd(end_write)
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ended.set())
+        signal.signal(number, lambda *_: None)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     daemon = Daemon(Services(settings))
     daemon.start()
@@ -128,7 +131,7 @@ def _run(config: Path | None, foreground: bool) -> int:
     if ready:
         _log_to_syslog()
         ready()
-    ended.wait()
+    os.read(end_read, 1)
     lifecycle.notify("STOPPING=1")
     daemon.stop()
     _log.info("stopped")

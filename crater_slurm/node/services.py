@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,6 +89,12 @@ class Services:
                 grant["plan_problem"] = record.plan_problem
             plan_id = str((record.plan or {}).get("id", ""))
             self.reporter.send(record.job_id, plan_id, record.node, phase, grant)
+
+    def nodes_of(self, cpus: Iterable[int]) -> frozenset[int]:
+        """NUMA nodes of a job's CPUs, whose numbers are those of node.cpu_source."""
+        if self.settings.node.cpu_source == "slurm":
+            return self.gpus.cpu_nodes(cpus)
+        return self.topology.nodes_of(cpus)
 
     def sample_memory(self, record: JobRecord) -> bool:
         """Read where a job's memory lies, while its cgroup is there; whether anything was read."""

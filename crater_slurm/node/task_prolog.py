@@ -37,7 +37,7 @@ def task_prolog(services: Services, request: Request) -> Answer:
         cpus = services.slurm_cpus.cpus(job_id, record.node) or cpus
     view = environment.TaskView(
         cpus=cpus,
-        numa_nodes=tuple(sorted(services.topology.nodes_of(cpus))),
+        numa_nodes=tuple(sorted(services.nodes_of(cpus))),
         job_gpus=tuple(record.gpus),
         step_gpus=request.env.get("SLURM_STEP_GPUS"),
         visible=request.env.get("CUDA_VISIBLE_DEVICES"),
@@ -108,7 +108,7 @@ def _keep(
             record.parsed_plan,
             given,
             tuple(sorted(cpus)),
-            services.topology.nodes_of(cpus),
+            services.nodes_of(cpus),
             services.gpus.numa_nodes(record.gpus) if record.gpus else frozenset(),
             cgroups.memory_by_node(place.step) if place else {},
         )

@@ -6,6 +6,7 @@ import ctypes
 import os
 import stat
 import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -56,7 +57,7 @@ def test_folders_are_the_users_alone_below_roots_own(base: Path) -> None:
 def test_the_user_can_write_there_and_nobody_else_can_read(base: Path) -> None:
     make(base).prepare("c1", "7", USER, USER)
     path = str(base / "checkpoint/c1/7")
-    code = "import os, sys; open(sys.argv[1] + '/model.pt', 'w').write('x'); print(os.listdir(sys.argv[1]))"
+    code = "import os, sys; os.chdir(sys.argv[1]); open('model.pt', 'w'); print(os.listdir())"
     assert as_user(code, path).stdout == "['model.pt']\n"
     assert (
         "PermissionError"
@@ -220,7 +221,7 @@ def test_a_tree_deeper_than_any_stack_is_removed(base: Path) -> None:
 def unshared(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run Python in a mount namespace of its own."""
     return subprocess.run(
-        ["unshare", "--mount", "--propagation", "private", os.sys.executable, "-c", code, *arguments],
+        ["unshare", "--mount", "--propagation", "private", sys.executable, "-c", code, *arguments],
         capture_output=True, text=True, timeout=30, cwd=Path(__file__).parents[2],
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Prolog, TaskProlog and Epilog as Slurm calls them: in order, twice, out of order, without each other."""
+"""Prolog, TaskProlog and Epilog as Slurm calls them: in order, twice, and without each other."""
 
 from __future__ import annotations
 
@@ -423,7 +423,7 @@ def test_cpus_by_slurms_word(tmp_path: Path) -> None:
     assert "export CRATER_CPU_CORES=5" in lines
     assert "export CRATER_CPU_LIST=16-20" in lines
     assert "export CRATER_PREPROC_CPUS=20" in lines
-    assert "unset CRATER_NUMA_NODE" in lines, "this machine has no CPU 16"
+    assert "unset CRATER_NUMA_NODE" in lines, "without a profile Slurm's ids belong to no node"
     assert node.record().grant["cpus"] == "16-20"
 
 

@@ -1,4 +1,4 @@
-"""The CRATER_ variables: GPUs as CUDA sees them, CPUs, folders; and lines nobody can break out of."""
+"""The CRATER_ variables: GPUs as CUDA sees them, CPUs, folders, and no way out of a line."""
 
 from __future__ import annotations
 
@@ -140,6 +140,22 @@ def test_gpu_facts_are_read_by_slurms_index_and_again_when_the_file_changes(tmp_
     assert facts.numa_nodes([0]) is None, "the kernel's -1 is unknown"
 
 
+def test_slurms_abstract_cpus_count_through_one_numa_node_after_the_other(tmp_path: Path) -> None:
+    # The kernel numbers the second threads last (8-15); Slurm's ids go node by node.
+    nodes = [
+        {"id": 1, "cpus": "4-7,12-15", "socket": 1},
+        {"id": 0, "cpus": "0-3,8-11", "socket": 0},
+        {"id": 2, "cpus": "", "socket": 0},
+    ]
+    (tmp_path / "p.json").write_text(json.dumps({"numa_nodes": nodes}))
+    facts = GpuFacts(tmp_path / "p.json")
+    assert facts.cpu_nodes(range(8)) == {0}
+    assert facts.cpu_nodes([7, 8]) == {0, 1}
+    assert facts.cpu_nodes([15]) == {1}
+    assert facts.cpu_nodes([16]) == frozenset()
+    assert GpuFacts(tmp_path / "none.json").cpu_nodes([0]) == frozenset()
+
+
 @pytest.mark.parametrize("text", ["{", "[]", '{"gpus": 3}', '{"gpus": [3]}', "\xff", ""])
 def test_a_damaged_profile_is_no_profile(tmp_path: Path, text: str) -> None:
     (tmp_path / "p.json").write_bytes(text.encode("latin-1"))
@@ -204,7 +220,7 @@ def test_a_grant_says_what_was_asked_and_given() -> None:
 # CPUs by Slurm's word
 
 SHOW_JOB = (
-    "JobId=7 JobName=x UserId=u(1000) Nodes=n[1-2],n4 CPU_IDs=0-3,16 Mem=100 GRES=gpu:a100:2(IDX:0-1) "
+    "JobId=7 UserId=u(1000) Nodes=n[1-2],n4 CPU_IDs=0-3,16 Mem=100 GRES=gpu:a100:2(IDX:0-1) "
     "Nodes=n3 CPU_IDs=8-9 Mem=100 GRES= MinCPUsNode=1 NodeList=n[1-4]"
 )
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -30,7 +32,8 @@ def test_a_record_comes_back_after_a_restart(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "damage",
-    ["", "{", "null", "[]", '{"job_id": "7"}', "\0" * 100, '{"job_id": 7, "uid": 1, "gid": 1, "cluster": "c"}',
+    ["", "{", "null", "[]", '{"job_id": "7"}', "\0" * 100,
+     '{"job_id": 7, "uid": 1, "gid": 1, "cluster": "c"}',
      '{"job_id": "8", "uid": 1, "gid": 1, "cluster": "c"}',
      '{"job_id": "7", "uid": 1, "gid": 1, "cluster": "c", "plan": {"nonsense": 1}}',
      '{"job_id": "7", "uid": 1, "gid": 1, "cluster": "c", "folders": []}'],
@@ -91,6 +94,29 @@ def test_forgetting_a_job_frees_its_names_and_token(tmp_path: Path) -> None:
     store.forget("7")
     assert (store.get("7"), store.by_cgroup("job_7"), store.holder_of("t1")) == (None, None, None)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_one_hook_at_a_time_works_on_a_job_and_no_lock_is_left_behind(tmp_path: Path) -> None:
+    store = JobStore(tmp_path)
+    order: list[str] = []
+    inside = threading.Event()
+
+    def first() -> None:
+        with store.exclusive("7"):
+            inside.set()
+            time.sleep(0.2)
+            order.append("first")
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    inside.wait(5)
+    with store.exclusive("8"):
+        order.append("another job")
+    with store.exclusive("7"):
+        order.append("second")
+    thread.join()
+    assert order == ["another job", "first", "second"]
+    assert store._busy == {}
 
 
 # Plans

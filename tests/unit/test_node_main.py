@@ -32,7 +32,9 @@ def config(tmp_path: Path) -> Path:
     node = {
         "socket": str(tmp_path / "run/node.sock"), "state_dir": str(tmp_path / "state"),
         "cgroup_root": str(tmp_path / "cgroup"), "report": False,
-        "cache": {"mount_point": str(tmp_path / "cache"), "require_mount": False, "min_free_percent": 0},
+        "cache": {
+            "mount_point": str(tmp_path / "cache"), "require_mount": False, "min_free_percent": 0,
+        },
     }  # fmt: skip
     path.write_text(json.dumps({"plan": {"key_file": str(tmp_path / "plan.key")}, "node": node}))
     return path
@@ -129,7 +131,11 @@ def test_in_the_background_the_command_returns_when_the_daemon_is_ready(config: 
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(str(config.parent / "run/node.sock"))
     os.kill(pid, signal.SIGTERM)
-    assert wait_for(lambda: not (config.parent / "run/node.sock").exists(), 10)
+    ended = wait_for(lambda: not Path(f"/proc/{pid}").exists(), 20)
+    if not ended:
+        os.kill(pid, signal.SIGKILL)
+    assert ended
+    assert not (config.parent / "run/node.sock").exists()
 
 
 @pytest.mark.parametrize(
