@@ -84,8 +84,9 @@ def _measure(base: Path, key: bytes) -> None:
         environment = _environment(base, key, job)
         times["an empty hook"].append(_run(empty, environment))
         for name in ("prolog", "task_prolog", "epilog"):
-            times[name].append(_run(folder / f"{name}.sh", environment))
-    (base / "crater.yaml").exists()
+            times[name].append(
+                _run(folder / f"{name}.sh", environment, f"socket={base / 'node.sock'}")
+            )
     rows = [
         [
             name,
@@ -101,7 +102,6 @@ def _environment(base: Path, key: bytes, job: int) -> dict[str, str]:
     plan = Plan(id=secrets.token_hex(6), gpus=2, cpus=2, numa="strict", domains=1, cache_gb=1)
     comment = token.sign(token.SignedPlan(plan, 0, "", int(time.time())), key)
     return {
-        "CRATER_NODE_SOCKET": str(base / "node.sock"),
         "SLURM_JOB_ID": str(job),
         "SLURM_JOB_UID": "0",
         "SLURM_JOB_GID": "0",
@@ -114,7 +114,9 @@ def _environment(base: Path, key: bytes, job: int) -> dict[str, str]:
     }
 
 
-def _run(script: Path, environment: dict[str, str]) -> float:
+def _run(script: Path, environment: dict[str, str], *arguments: str) -> float:
     begin = time.perf_counter()
-    subprocess.run([str(script)], env=environment, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [str(script), *arguments], env=environment, check=True, stdout=subprocess.DEVNULL
+    )
     return time.perf_counter() - begin

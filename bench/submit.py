@@ -25,7 +25,8 @@ import json, subprocess, sys, time
 times = []
 for _ in range(int(sys.argv[1])):
     begin = time.perf_counter()
-    done = subprocess.run(["sbatch", "--parsable", "-o", "/dev/null", "job.sh"], capture_output=True)
+    argv = ["sbatch", "--parsable", "-o", "/dev/null", "job.sh"]
+    done = subprocess.run(argv, capture_output=True)
     times.append(time.perf_counter() - begin)
     if done.returncode:
         sys.exit(done.stderr.decode())

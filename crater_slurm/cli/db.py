@@ -8,14 +8,10 @@ import click
 
 
 def store_url() -> str:
-    """``store.url`` of the settings that the root command loaded, or of the usual ones."""
-    from crater_slurm.config import Loaded, load
+    """``store.url`` of the running command's settings."""
+    from crater_slurm.cli.context import loaded
 
-    context = click.get_current_context(silent=True)
-    loaded = context.find_root().obj if context else None
-    if not isinstance(loaded, Loaded):
-        loaded = load()
-    return loaded.settings.store.url
+    return loaded().settings.store.url
 
 
 @click.group()

@@ -143,7 +143,10 @@ def import_(files: tuple[Path, ...], names: tuple[str, ...], dry_run: bool, as_j
     help="How to print.",
 )
 def export(names: tuple[str, ...], form: str) -> None:
-    """Print the profiles of the named nodes, or of all, as 'crater nodes import' reads them."""
+    """Print profiles of nodes, or of all.
+
+    The output is what 'crater nodes import' reads.
+    """
     from crater_slurm.store.codec import profile_to_dict
 
     with _open() as store:
@@ -163,7 +166,10 @@ def export(names: tuple[str, ...], form: str) -> None:
 @click.argument("right", metavar="NODE_OR_FILE")
 @_json
 def diff(left: str, right: str, as_json: bool) -> None:
-    """Compare NODE with another node, or with what a file would make of it."""
+    """Compare NODE with another node or a file.
+
+    A file of sections is compared by what it would make of NODE.
+    """
     from crater_slurm.store import describe
     from crater_slurm.store.diff import differences
 

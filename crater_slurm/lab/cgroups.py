@@ -14,8 +14,11 @@ from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
 V1_CONTROLLERS = ("cpuset", "devices", "freezer", "cpu", "cpuacct")
-#: Under v2 only leaves may hold processes, so the lab's own processes live in this one.
-V2_LEAF = "lab"
+#: Under v2 only leaves may hold processes. The lab's own live in the first; the second takes those
+#: that stay outside its process namespace, whose sight would make slurmd give up.
+V2_LEAF, V2_OUTSIDE = "lab", "outside"
+#: Where a process that has entered the lab writes itself to be of the first (v2).
+V2_ENTRY = ROOT / V2_LEAF / "cgroup.procs"
 
 
 def hierarchy(root: Path = ROOT) -> str | None:
@@ -29,10 +32,10 @@ def hierarchy(root: Path = ROOT) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Groups that pid 1 starts in, which become the lab's roots, and those of its services."""
+    """Groups that pid 1 starts in, which become the lab's roots, and those to enter it from."""
 
     start: list[Path]
-    services: list[Path]
+    enter: list[Path]
 
 
 def refusal(root: Path = ROOT) -> str | None:
@@ -57,8 +60,9 @@ def create(name: str) -> Groups:
     """Make the lab's groups."""
     if hierarchy() == "v2":
         group = ROOT / f"crater-lab-{name}"
-        (group / V2_LEAF).mkdir(parents=True, exist_ok=True)
-        return Groups([group], [group / V2_LEAF])
+        for leaf in (V2_LEAF, V2_OUTSIDE):
+            (group / leaf).mkdir(parents=True, exist_ok=True)
+        return Groups([group], [group / V2_OUTSIDE])
     groups = []
     for controller in V1_CONTROLLERS:
         group = ROOT / controller / f"crater-lab-{name}"
@@ -106,6 +110,8 @@ def enter(kind: str) -> None:
     from crater_slurm.lab.view import run
 
     if kind == "v2":
+        # Slurm takes the first mount that it finds at this place, so the machine's has to go.
+        run("umount", "--lazy", ROOT)
         run("mount", "-t", "cgroup2", "cgroup2", ROOT)
         join([ROOT / V2_LEAF], os.getpid())
         return

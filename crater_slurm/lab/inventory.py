@@ -7,6 +7,7 @@ an admin can describe a cluster in minutes.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,8 +91,8 @@ def parse(tree: object, where: str) -> Inventory:
     if unknown:
         raise LabError(f"{where}: unknown key {sorted(unknown)[0]!r}; known are about and nodes")
     entries = tuple(_entry(item, f"{where}: nodes[{i}]") for i, item in enumerate(tree["nodes"]))
-    names = [name for entry in entries for name in entry.names]
-    twice = sorted({name for name in names if names.count(name) > 1}) if len(names) < 5000 else []
+    count = Counter(name for entry in entries for name in entry.names)
+    twice = [name for name, times in count.items() if times > 1]
     if twice:
         raise LabError(f"{where} has the node {twice[0]} twice")
     return Inventory(entries, str(tree.get("about", "")).strip())

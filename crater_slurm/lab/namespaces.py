@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from crater_slurm.lab.cgroups import V2_ENTRY
 from crater_slurm.lab.places import INSIDE, INSIDE_ROOT, NODES, Folders
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -14,11 +15,15 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 @dataclass(frozen=True, slots=True)
 class Namespaces:
-    """The namespaces of one lab. ``init`` is its pid 1 as the machine counts."""
+    """The namespaces of one lab.
+
+    ``init`` is its pid 1 as the machine counts; ``rooted``: Slurm has a root of its own;
+    ``cgroup``: v1 or v2 where the lab has control groups of its own.
+    """
 
     init: int
     rooted: bool
-    cgroup: bool = False
+    cgroup: str | None = None
 
     def command(
         self,
@@ -49,6 +54,8 @@ class Namespaces:
             **(environment or {}),
         }
         words = self._enter(node)
+        if self.cgroup == "v2":
+            words += ["sh", "-c", f'echo $$ > {V2_ENTRY} && exec "$@"', "sh"]
         if self.rooted and not machine_side:
             words += ["chroot", str(INSIDE_ROOT)]
         words.append("setpriv")

@@ -46,6 +46,7 @@ class Job:
     tasks: int | None = None
     tasks_per_node: int | None = None
     cpus_per_task: int | None = None
+    cpus_per_gpu: int | None = None
     min_cpus: int | None = None
     gpus: tuple[GpuOption, ...] = ()
     gres: dict[str, int] = field(default_factory=dict)

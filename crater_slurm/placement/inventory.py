@@ -8,11 +8,12 @@ cost about a microsecond.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from crater_slurm.model.cluster import SlurmCluster
-from crater_slurm.model.profile import Method, NodeProfile, Nvme, Provenance
+from crater_slurm.model.profile import Gpu, Method, NodeProfile, Nvme, Provenance
 
 #: Values that only count when measured, where a site does not allow declared ones.
 _MEASURABLE = {
@@ -84,7 +85,7 @@ def build(
     """
     by_name = {profile.name: profile for profile in profiles}
     names = tuple(node.name for node in cluster.nodes)
-    classes: dict[NodeProfile, tuple[int, str]] = {}
+    classes: dict[Hashable, tuple[int, NodeProfile]] = {}
     partitions: dict[str, int] = {}
     features: dict[frozenset[str], int] = {}
     unknown = usable = 0
@@ -99,12 +100,12 @@ def build(
         if profile is None:
             unknown |= bit
             continue
-        key = anonymous(profile, allow_declared=allow_declared)
-        members, example = classes.get(key, (0, node.name))
+        key = _kind(profile, allow_declared)
+        members, example = classes.get(key, (0, profile))
         classes[key] = (members | bit, example)
     return Inventory(
         names=names,
-        classes=_classes(classes),
+        classes=_classes(classes.values(), allow_declared),
         unknown=unknown,
         partitions=partitions,
         usable=usable,
@@ -114,18 +115,48 @@ def build(
     )
 
 
-def _classes(found: dict[NodeProfile, tuple[int, str]]) -> tuple[NodeClass, ...]:
-    machines: dict[object, int] = {}
-    storages: dict[object, int] = {}
+_GPU_KIND = attrgetter(
+    *(f.name for f in dataclasses.fields(Gpu) if f.name not in {"uuid", "pci_bus_id"})
+)
+_NVME_KIND = attrgetter(*(f.name for f in dataclasses.fields(Nvme) if f.name != "stable_id"))
+
+
+def _kind(profile: NodeProfile, allow_declared: bool) -> Hashable:
+    """What two equal machines have in common; cheap, because it is made for every node."""
+    return (
+        profile.cpu,
+        profile.numa_nodes,
+        tuple(map(_GPU_KIND, profile.gpus)),
+        tuple(map(_NVME_KIND, profile.nvmes)),
+        profile.memory_mib,
+        profile.cache_gb,
+        None if allow_declared else tuple(_untrusted(profile)),
+    )
+
+
+def _untrusted(profile: NodeProfile) -> Iterator[str]:
+    """Paths of values that were declared and would have to be measured."""
+    for path, value in profile.values():
+        measurable = value is not None and path.rpartition(".")[2] in _MEASURABLE
+        if measurable and profile.where_from(path).method is Method.DECLARED:
+            yield path
+
+
+def _classes(
+    found: Iterable[tuple[int, NodeProfile]], allow_declared: bool
+) -> tuple[NodeClass, ...]:
+    machines: dict[Hashable, int] = {}
+    storages: dict[Hashable, int] = {}
     classes = []
-    for profile, (members, example) in found.items():
+    for members, example in found:
+        profile = anonymous(example, allow_declared=allow_declared)
         machine = (profile.cpu, profile.numa_nodes, profile.gpus, profile.memory_mib)
         storage = (profile.nvmes, profile.cache_gb)
         classes.append(
             NodeClass(
                 profile,
                 members,
-                example,
+                example.name,
                 machines.setdefault(machine, len(machines)),
                 storages.setdefault(storage, len(storages)),
             )
@@ -161,18 +192,7 @@ def anonymous(profile: NodeProfile, *, allow_declared: bool = True) -> NodeProfi
         memory_mib=profile.memory_mib,
         cache_gb=profile.cache_gb,
         source=Provenance(Method.DECLARED),
-        provenance=_NOTHING,
     )
-
-
-class _Nothing(dict[str, Provenance]):
-    """An empty mapping that hashes, so that anonymous profiles can be keys."""
-
-    def __hash__(self) -> int:  # type: ignore[override]
-        return 0
-
-
-_NOTHING = _Nothing()
 
 
 def _anonymous_nvme(index: int, nvme: Nvme, trusted: object) -> Nvme:

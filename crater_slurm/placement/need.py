@@ -22,6 +22,7 @@ class Need:
     nodes: int = 1
     gpus: int = 0
     gpu_type: str | None = None
+    gres_type: str | None = None
     gpu_memory_mib: int | None = None
     precision: str | None = None
     cpus: int | None = None
@@ -64,6 +65,7 @@ def join(request: Request, job: Job) -> Joined:
             nodes=job.nodes,
             gpus=gpus,
             gpu_type=gpu_type.lower() if gpu_type and gpus else None,
+            gres_type=next(iter(types)) if len(types) == 1 and gpus else None,
             gpu_memory_mib=request.gpu_memory_mib if gpus or any_shards(job) else None,
             precision=request.precision if gpus or any_shards(job) else None,
             cpus=cpus,

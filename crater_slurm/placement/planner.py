@@ -108,6 +108,8 @@ class Planner:
             return Outcome(need=need, feasible=True, known=False)
         passing = [(c, r) for c, r in results if r.ok]
         gres_type, passing = _choose_type(passing, need, candidates)
+        if not named:
+            passing = _alike(passing, need, candidates, self.inventory.usable)
         passed = _union(c.nodes for c, _ in passing) & candidates
         outcome = Outcome(
             need=need,
@@ -116,7 +118,7 @@ class Planner:
             passed=passed,
             failed=candidates & ~passed,
             conditions=_conditions(results, candidates),
-            excluded=_excluded(results, candidates, self.inventory, passed),
+            excluded=_excluded(results, candidates, self.inventory, passed, _kinds(passing)),
         )
         if not outcome.feasible:
             return self._with_way_out(outcome, results, candidates)
@@ -216,6 +218,36 @@ def _choose_type(
     return winner, [(c, r) for c, r in passing if winner in _types(c, r, need.gpus)]
 
 
+def _kinds(passing: list[tuple[NodeClass, Result]]) -> set[tuple[int, int]]:
+    """NUMA nodes that the job uses and GPUs on each, as far as they differ among machines."""
+    return {(r.fit.count, r.fit.gpus_per_domain) for _, r in passing if r.fit}
+
+
+def _alike(
+    passing: list[tuple[NodeClass, Result]], need: Need, candidates: int, usable: int
+) -> list[tuple[NodeClass, Result]]:
+    """Machines on which a strict job uses the same number of NUMA nodes, the fewest possible.
+
+    Slurm can be told one number only; told none, it would spread the job on every machine.
+    """
+    groups: dict[tuple[int, int], list[tuple[NodeClass, Result]]] = {}
+    for node_class, result in passing:
+        if result.fit:
+            key = (result.fit.count, result.fit.gpus_per_domain)
+            groups.setdefault(key, []).append((node_class, result))
+    if len(groups) < 2:
+        return passing
+
+    def rank(key: tuple[int, int]) -> tuple[bool, bool, bool, int]:
+        nodes = _union(c.nodes for c, _ in groups[key]) & candidates
+        few_up = (nodes & usable).bit_count() < need.nodes
+        uneven = need.gpus > 0 and not key[1]
+        return (nodes.bit_count() < need.nodes, few_up, uneven, key[0])
+
+    best = min(groups, key=rank)
+    return passing if rank(best)[0] else groups[best]
+
+
 def _types(node_class: NodeClass, result: Result, count: int) -> set[str]:
     """Gres types of which the machine has enough, all of them qualifying."""
     by_type: dict[str, list[int]] = {}
@@ -269,7 +301,7 @@ def _placement(
 
 def _domain_gpus(passing: list[tuple[NodeClass, Result]]) -> int:
     """GPUs per NUMA node when every machine shares them out alike, else 0."""
-    shares = {(r.fit.count, r.fit.gpus_per_domain) for _, r in passing if r.fit}
+    shares = _kinds(passing)
     return next(iter(shares))[1] if len(shares) == 1 else 0
 
 
@@ -339,7 +371,11 @@ def _condition(name: str, tallies: list[_Tally], everything: int) -> Condition:
 
 
 def _excluded(
-    results: list[tuple[NodeClass, Result]], candidates: int, inventory: Inventory, passed: int
+    results: list[tuple[NodeClass, Result]],
+    candidates: int,
+    inventory: Inventory,
+    passed: int,
+    kinds: set[tuple[int, int]],
 ) -> tuple[tuple[str, int, str], ...]:
     """Why nodes did not pass, counted, each reason with an example node."""
     by_result: dict[int, tuple[Result, int]] = {}
@@ -351,7 +387,7 @@ def _excluded(
     groups: dict[str, list[int]] = {}
     for result, nodes in by_result.values():
         bad = [c.reason for c in result.checks if not c.ok]
-        reason = "; ".join(bad) or "has no GPU type that can be asked for alone"
+        reason = "; ".join(bad) or _set_apart(result, kinds)
         groups.setdefault(reason, []).append(nodes)
     if unknown := inventory.unknown & candidates:
         groups.setdefault("has no profile in the store", []).append(unknown)
@@ -360,6 +396,13 @@ def _excluded(
         nodes = _union(sets)
         rows.append((inventory.names_of(nodes, 1)[0], nodes.bit_count(), reason))
     return tuple(sorted(rows, key=lambda row: -row[1]))
+
+
+def _set_apart(result: Result, kinds: set[tuple[int, int]]) -> str:
+    """Why a machine that meets every need is left out all the same."""
+    if result.fit and (result.fit.count, result.fit.gpus_per_domain) not in kinds:
+        return f"the job would use {result.fit.count} NUMA nodes, unlike on the nodes chosen"
+    return "has no GPU type that can be asked for alone"
 
 
 def _sentence(check: Check) -> str:

@@ -95,9 +95,16 @@ def matches_type(gpu: Gpu, wanted: str) -> bool:
     )
 
 
+def _of_type(gpu: Gpu, need: Need) -> bool:
+    """The directive names a model or its beginning; Slurm's options name a gres type exactly."""
+    if need.gres_type is not None and gpu.gres_type is not None:
+        return gpu.gres_type == need.gres_type
+    return need.gpu_type is None or matches_type(gpu, need.gpu_type)
+
+
 def _qualifies(gpu: Gpu, need: Need) -> bool:
     return (
-        (need.gpu_type is None or matches_type(gpu, need.gpu_type))
+        _of_type(gpu, need)
         and (need.gpu_memory_mib is None or (gpu.memory_mib or 0) >= need.gpu_memory_mib)
         and (need.precision is None or need.precision in (gpu.precisions or ()))
     )
@@ -125,7 +132,7 @@ def _gpus(profile: NodeProfile, need: Need) -> Check | None:
 def _gpu_type(profile: NodeProfile, need: Need) -> Check | None:
     if need.gpu_type is None:
         return None
-    matching = sum(matches_type(g, need.gpu_type) for g in profile.gpus)
+    matching = sum(_of_type(g, need) for g in profile.gpus)
     models = ", ".join(sorted({g.model for g in profile.gpus})) or "no GPU"
     return Check(
         "gpu-type",

@@ -19,7 +19,7 @@ class NotFoundError(CraterError):
 def decision(url: str, key: str, timeout_seconds: float = 10) -> dict[str, Any]:
     """The decision record and grants of an id or check nonce.
 
-    Raises NotFoundError, UnavailableError when the scheduler does not answer, CraterError otherwise.
+    Raises NotFoundError, UnavailableError when nobody answers, CraterError otherwise.
     """
     return _get(url, f"/api/v1/decisions/{quote(key, safe='')}", timeout_seconds)
 

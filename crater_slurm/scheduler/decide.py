@@ -135,8 +135,10 @@ class Decider:
             return self._hands_off(notes, f"its Slurm options can't be read ({error})")
         outcome = view.planner.plan(decision_id, directives.request, job, scope)
         if not outcome.known:
+            unknown = [p for p in job.partitions if p not in view.planner.inventory.partitions]
+            why = "no node that its options allow has a profile (crater nodes import)"
             return self._hands_off(
-                notes, "no node that its options allow has a profile (crater nodes import)"
+                notes, f"crater knows no partition {unknown[0]}" if unknown else why
             )
         record = _record(decision_id, mode, self.clock(), directives.request, job, outcome, view)
         notes += outcome.notes
@@ -160,7 +162,10 @@ class Decider:
                 f"srun makes its step from its own options: give it "
                 f"-c{changes.fields['cpus_per_task']} to use all cores"
             )
-        return _accepted(record, outcome, changes, environment, notes, mode)
+        # Nothing to keep together is as good as kept.
+        together = changes.together or not outcome.placement.domains  # type: ignore[union-attr]
+        summary = _summary(outcome, together)
+        return _accepted(record, summary, changes, environment, notes, mode)
 
     def _hands_off(self, notes: list[str], why: str) -> Answer:
         text = f"the job is left as it is: {why}"
@@ -293,14 +298,14 @@ def _environment(changes: levers.Changes, job: Job) -> dict[str, str]:
 
 def _accepted(
     record: Decision,
-    outcome: Outcome,
+    summary: str,
     changes: levers.Changes,
     environment: dict[str, str],
     notes: list[str],
     mode: Mode,
 ) -> Answer:
     summary = (
-        f"{_summary(outcome)}; {record.nodes_passed} of {record.nodes_considered} nodes can run it "
+        f"{summary}; {record.nodes_passed} of {record.nodes_considered} nodes can run it "
         f"(crater explain {record.id})"
     )
     record = dataclasses.replace(
@@ -324,14 +329,15 @@ def _accepted(
     return answer
 
 
-def _summary(outcome: Outcome) -> str:
-    """``2 GPUs, 8 cores on one NUMA node (strict)`` of each node."""
+def _summary(outcome: Outcome, together: bool) -> str:
+    """``2 GPUs, 8 cores on one NUMA node``; the NUMA nodes only where Slurm will see to them."""
     need = outcome.need
     parts = [f"{need.gpus} GPU{'s' * (need.gpus > 1)}"] if need.gpus else []
     if need.cpus:
-        parts.append(f"{need.cpus} {'CPUs' if need.cpus_are_threads else 'cores'}")
+        word = "CPU" if need.cpus_are_threads else "core"
+        parts.append(f"{need.cpus} {word}{'s' * (need.cpus > 1)}")
     text = ", ".join(parts) or "the job"
-    if outcome.plan and need.strict and outcome.plan.domains:
+    if outcome.plan and need.strict and outcome.plan.domains and together:
         count = outcome.plan.domains
         text += f" on {'one NUMA node' if count == 1 else f'{count} NUMA nodes'}"
     return text + (f" on each of {need.nodes} nodes" if need.nodes > 1 else "")

@@ -46,6 +46,7 @@ def job_from_fields(message: Mapping[str, str]) -> Job:
     if (per_gpu := number("ntasks_per_gpu")) and gpus and number("num_tasks") is None:
         gpus_total = sum(g.count for g in gpus)
         message = {**message, "field.num_tasks": str(per_gpu * gpus_total)}
+    per_gpu_cpus = [g.count for g in gres.parse(text("cpus_per_tres") or "") if g.name == "gpu"]
     flags = number("bitflags") or 0
     partitions = text("partition")
     return Job(
@@ -58,6 +59,7 @@ def job_from_fields(message: Mapping[str, str]) -> Job:
         tasks=number("num_tasks"),
         tasks_per_node=number("ntasks_per_node"),
         cpus_per_task=number("cpus_per_task"),
+        cpus_per_gpu=per_gpu_cpus[0] if per_gpu_cpus else None,
         min_cpus=number("min_cpus"),
         gpus=tuple(gpus),
         gres=others,

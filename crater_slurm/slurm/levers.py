@@ -8,7 +8,9 @@ and 26.05:
   GPUs per node, keeps all of it on that many sockets, and waits when none has room.
 * The product must equal the GPUs per node and both must name the same type, or slurmctld refuses.
 * Without a task count 24.11 and 26.05 give such a job the whole socket.
-* Without GPUs, cores per socket keeps one task on one socket.
+* Without GPUs, cores per socket, one socket per node and one task per socket, all three, keep one
+  task on one socket; with less a job that takes a CountOnly gres straddles even on an empty node.
+* Tasks on several nodes are shared out unevenly (15 cores here, 4 there) without tasks per node.
 
 The user's own options are never overridden or doubled: an option family that was used is left.
 """
@@ -37,6 +39,8 @@ class Changes:
     fields: dict[str, str] = field(default_factory=dict)
     flags: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    #: Whether Slurm was told to keep the job on as few NUMA nodes as were planned.
+    together: bool = False
 
 
 def changes(
@@ -78,6 +82,9 @@ def _tasks_and_cpus(placement: Placement, job: Job, result: Changes) -> None:
     if job.cpus_per_task is None:
         result.fields["cpus_per_task"] = str(per_task)
         result.fields["min_cpus"] = str(per_task * tasks)
+    shared = placement.nodes > 1 and job.tasks and job.tasks_per_node is None
+    if shared and tasks % placement.nodes == 0:
+        result.fields["ntasks_per_node"] = str(per_node)
     if placement.threads_per_core > 1:
         # The directive counts cores: one thread of each, or Slurm would give half of them.
         result.fields["threads_per_core"] = "1"
@@ -136,6 +143,7 @@ def _keep_together(placement: Placement, job: Job, gres_style: str, result: Chan
     gpu_type = option.type if option else placement.gpu_type
     result.fields["tres_per_socket"] = f"gres{gres_style}{_gpu(gpu_type, placement.domain_gpus)}"
     result.fields["sockets_per_node"] = str(placement.domains)
+    result.together = True
     if job.min_nodes is None:
         result.fields["min_nodes"] = result.fields["max_nodes"] = str(placement.nodes)
 
@@ -145,6 +153,8 @@ def _one_socket_of_cores(placement: Placement, job: Job, result: Changes) -> Non
     per_task = int(result.fields.get("cpus_per_task", job.cpus_per_task or 1))
     if placement.domains == 1 and tasks == placement.nodes:
         result.fields["cores_per_socket"] = str(per_task)
+        result.fields["sockets_per_node"] = result.fields["ntasks_per_socket"] = "1"
+        result.together = True
     else:
         result.notes.append(
             "Slurm has no option that keeps several tasks without GPUs on one NUMA node; "

@@ -92,11 +92,26 @@ def sqlite_file(url: URL) -> Path | None:
     return None if name.startswith(":memory:") else Path(name)
 
 
-def make_sqlite_file(file: Path) -> None:
+def is_missing(url: URL) -> bool:
+    """Whether the URL is of an SQLite file that isn't there; StoreError if that can't be seen."""
+    file = sqlite_file(url)
+    try:
+        return file is not None and not file.exists()
+    except OSError as error:
+        raise StoreError(
+            f"the store {file} can't be opened; check the folder's owner and mode "
+            f"({error.strerror})"
+        ) from error
+
+
+def make_sqlite_file(url: URL) -> None:
     """An empty database file that only its owner may write and its group may read.
 
     Raises StoreError when the folder can't be made or written.
     """
+    file = sqlite_file(url)
+    if file is None:
+        return
     try:
         file.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
         os.close(os.open(file, os.O_CREAT | os.O_WRONLY, 0o640))

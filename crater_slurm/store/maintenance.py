@@ -12,6 +12,9 @@ from crater_slurm.store import engine as engines
 from crater_slurm.store import migrations
 from crater_slurm.store.tables import Base
 
+#: Two controllers may upgrade at once; the second waits for the first one's tables.
+_UPGRADE_LOCK_SECONDS = 60.0
+
 
 @dataclass(frozen=True, slots=True)
 class Revisions:
@@ -35,10 +38,9 @@ class Report:
 def upgrade(url: str) -> Revisions:
     """Makes or upgrades the store; the answer's ``current`` is where it was before."""
     parsed = engines.parse_url(url)
-    file = engines.sqlite_file(parsed)
-    if file is not None and not file.exists():
-        engines.make_sqlite_file(file)
-    with _engine(url) as engine:
+    if engines.is_missing(parsed):
+        engines.make_sqlite_file(parsed)
+    with _engine(url, _UPGRADE_LOCK_SECONDS) as engine:
         before, newest = migrations.upgrade(engine)
         return Revisions(engines.label(parsed), before, newest)
 
@@ -46,9 +48,8 @@ def upgrade(url: str) -> Revisions:
 def revisions(url: str) -> Revisions:
     """Where the store is, without changing it; a file that isn't there has no revision."""
     parsed = engines.parse_url(url)
-    file = engines.sqlite_file(parsed)
-    if file is not None and not file.exists():
-        return Revisions(str(file), None, migrations.HEAD)
+    if engines.is_missing(parsed):
+        return Revisions(engines.label(parsed), None, migrations.HEAD)
     with _engine(url) as engine:
         return Revisions(engines.label(parsed), migrations.current(engine), migrations.HEAD)
 
@@ -75,8 +76,10 @@ def check(url: str) -> Report:
 
 
 @contextmanager
-def _engine(url: str) -> Iterator[Engine]:
-    engine = engines.connect(engines.parse_url(url))
+def _engine(
+    url: str, lock_timeout_seconds: float = engines.LOCK_TIMEOUT_SECONDS
+) -> Iterator[Engine]:
+    engine = engines.connect(engines.parse_url(url), lock_timeout_seconds)
     try:
         yield engine
     finally:

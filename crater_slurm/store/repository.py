@@ -53,14 +53,15 @@ class Store(Journal):
         than this version; ConfigError for a URL that is none.
         """
         parsed = engines.parse_url(url)
-        file = engines.sqlite_file(parsed)
-        if file is not None and not file.exists():
+        if engines.is_missing(parsed):
             if not create:
-                raise StoreError(f"the store {file} does not exist; run 'crater db upgrade'")
-            engines.make_sqlite_file(file)
+                raise StoreError(
+                    f"the store {engines.label(parsed)} does not exist; run 'crater db upgrade'"
+                )
+            engines.make_sqlite_file(parsed)
         engine = engines.connect(parsed, lock_timeout_seconds)
         try:
-            if create:
+            if create and migrations.current(engine) != migrations.HEAD:
                 migrations.upgrade(engine)
             migrations.require_head(engine)
         except BaseException:

@@ -155,7 +155,7 @@ def build(kind: type[T], readers: Mapping[str, Reader], data: object, path: str)
     }
     for name in _required(kind):  # type: ignore[arg-type]
         if name not in fields:
-            raise UsageError(f"{path}: {name} is missing")
+            raise UsageError(f"{join(path, name)} is missing")
     return kind(**fields)
 
 

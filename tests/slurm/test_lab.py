@@ -73,7 +73,7 @@ def test_a_lab_goes_without_a_trace(fresh_lab: Any, labs_folder: Path, constrain
 def test_a_lab_whose_starter_was_killed_can_be_replaced(fresh_lab: Any) -> None:
     lab = fresh_lab(inventory="cpu", crater=False)
     pids = list(lab.namespaces.processes().values())
-    os.kill(lab._runtime()["unshare"], signal.SIGKILL)
+    os.kill(lab.runtime.pid("unshare"), signal.SIGKILL)
     deadline = time.monotonic() + 5
     while living(pids) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -171,6 +171,14 @@ def test_each_node_has_its_own_folders(hooked: Lab) -> None:
     assert hooked.run(["cat", "/etc/crater/plan.key"], user="alice").returncode != 0
     key = hooked.run(["cat", "/etc/crater/plan.key"], user="root").stdout.strip()
     assert len(bytes.fromhex(key)) == 32
+
+
+def test_crater_runs_beside_slurm(lab: Lab) -> None:
+    running = set(lab.supervisor.running())
+    assert {"scheduler", *(f"node@{name}" for name in lab.nodes.names)} <= running
+    job = lab.sbatch("-n1", script="#!/bin/sh\n#CRATER gpus=1\necho $CUDA_VISIBLE_DEVICES\n")
+    lab.wait_job(job, ["COMPLETED"])
+    assert (lab.home() / f"slurm-{job}.out").read_text() == "0\n"
 
 
 def test_services_can_be_killed_and_started_again(fresh_lab: Any) -> None:

@@ -31,7 +31,7 @@ from .image import GUEST_HOME, Image
 
 AGENT_PORT = 2222
 BOOT_SECONDS = 300
-"""Patience for a boot; it takes 15 to 30 s on two free cores."""
+"""Patience for a boot; it takes 30 to 50 s on two free cores."""
 GRACE_SECONDS = 60
 """How much longer than the agent the host waits before it takes the guest for hung."""
 BOOT_TRIES = 3
@@ -145,7 +145,7 @@ class Guest:
         return result.stdout.strip()
 
     def wait_for(
-        self, condition: str, timeout: float = 60, *, what: str = "", interval: float = 0.2
+        self, condition: str, timeout: float = 120, *, what: str = "", interval: float = 0.2
     ) -> str:
         """Repeat a bash condition in the guest until it holds; return its standard output then."""
         seen = f"until seen=$( ( {condition}\n) 2>/dev/null )"
