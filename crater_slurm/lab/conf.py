@@ -182,7 +182,7 @@ def seed_store(inventory: Inventory, folders: Folders) -> None:
 
     file = folders.controller / "lib" / "crater.db"
     with Store.open(f"sqlite:///{file}", create=True) as store:
-        store.save_profiles(inventory.profile_of(name) for name in inventory.names)
+        store.save_profiles(inventory.profiles())
 
 
 def write_devices(inventory: Inventory, folders: Folders) -> None:

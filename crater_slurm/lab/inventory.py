@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from uuid import NAMESPACE_DNS, uuid5
 
 import yaml
 
@@ -48,15 +49,26 @@ class Inventory:
     def names(self) -> list[str]:
         return [name for entry in self.entries for name in entry.names]
 
+    def profiles(self) -> list[NodeProfile]:
+        """Profiles of all nodes, each under its own name."""
+        return [_own(entry.profile, name) for entry in self.entries for name in entry.names]
+
     def profile_of(self, node: str) -> NodeProfile:
         """Profile of a node, under its name; LabError when there is no such node."""
-        from crater_slurm.slurm.render import named
-
         for entry in self.entries:
             if node in entry.names:
-                return named(entry.profile, node)
+                return _own(entry.profile, node)
         close = nearest(node, self.names)
         raise LabError(f"there is no node {node}" + (f"; did you mean {close}?" if close else ""))
+
+
+def _own(profile: NodeProfile, name: str) -> NodeProfile:
+    """The same hardware as another node: its name, and GPUs with identities of their own."""
+    gpus = tuple(
+        replace(gpu, uuid=gpu.uuid or f"GPU-{uuid5(NAMESPACE_DNS, f'{gpu.index}.{name}.lab')}")
+        for gpu in profile.gpus
+    )
+    return replace(profile, name=name, gpus=gpus)
 
 
 def shipped() -> dict[str, str]:

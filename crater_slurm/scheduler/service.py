@@ -64,7 +64,7 @@ class Service:
     def store(self) -> Store:
         """The store, opened when first needed and again after it was away. Raises StoreError."""
         if self._store is None:
-            self._store = Store.open(self.settings.store.url, create=True)
+            self._store = Store.open(self.settings.store.url)
         return self._store
 
     def start(self) -> None:
