@@ -25,7 +25,7 @@ test-slurm: setup-test       ## On the machine's own Slurm
 	$(BIN)/pytest tests/slurm
 
 test-databases: setup-test   ## The store on SQLite, PostgreSQL and MariaDB
-	$(BIN)/pytest tests/databases
+	CRATER_TEST_DATABASES=required $(BIN)/pytest tests/databases
 
 test-matrix: setup-test      ## tests/slurm on Slurm 22.05, 24.11 and 26.05
 	for version in $(MATRIX); do \

@@ -48,7 +48,7 @@ def load(path: Path | None = None, environment: Mapping[str, str] | None = None)
         if not name.startswith(ENVIRONMENT_PREFIX) or "__" not in name or name in _NOT_SETTINGS:
             continue
         dotted = name[len(ENVIRONMENT_PREFIX) :].lower().split("__")
-        _assign(tree, dotted, yaml.safe_load(value), name)
+        _assign(tree, dotted, _value(name, value), name)
         origins[".".join(dotted)] = f"${name}"
     try:
         return Loaded(Settings.model_validate(tree), origins)
@@ -56,12 +56,19 @@ def load(path: Path | None = None, environment: Mapping[str, str] | None = None)
         raise ConfigError(_explain(error, origins, str(file))) from error
 
 
+def _value(name: str, text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"${name} = {text!r} is no YAML value") from error
+
+
 def _read_yaml(file: Path) -> dict[str, Any]:
     try:
         tree = yaml.safe_load(file.read_text())
     except OSError as error:
         raise ConfigError(f"can't read the settings file {file}: {error.strerror}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} is not YAML: {error}") from error
     if tree is None:
         return {}

@@ -7,9 +7,12 @@ each field is its documentation.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+#: YAML 1.1 reads a bare ``off`` as false; here it is a word like the others.
+_OffIsAWord = BeforeValidator(lambda value: "off" if value is False else value)
 
 
 class Section(BaseModel):
@@ -48,7 +51,7 @@ class Store(Section):
 class Filter(Section):
     """The submit filter, on the controller."""
 
-    mode: Literal["off", "observe", "advise", "enforce"] = Field(
+    mode: Annotated[Literal["off", "observe", "advise", "enforce"], _OffIsAWord] = Field(
         default="observe",
         description="observe logs, advise tells the user, enforce changes jobs. A new "
         "installation observes, so that nothing changes before an admin has looked.",
@@ -149,7 +152,7 @@ class Node(Section):
         description="This node's profile, for GPU UUIDs and NUMA nodes.",
     )
     cache: Cache = Cache()
-    memory_binding: Literal["hard", "soft", "off"] = Field(
+    memory_binding: Annotated[Literal["hard", "soft", "off"], _OffIsAWord] = Field(
         default="hard",
         description="hard narrows cpuset.mems where the ledger shows that no job can be hurt and "
         "falls back to soft; soft only places cores and lets memory follow.",

@@ -17,8 +17,8 @@ V1_CONTROLLERS = ("cpuset", "devices", "freezer", "cpu", "cpuacct")
 #: Under v2 only leaves may hold processes. The lab's own live in the first; the second takes those
 #: that stay outside its process namespace, whose sight would make slurmd give up.
 V2_LEAF, V2_OUTSIDE = "lab", "outside"
-#: Where a process that has entered the lab writes itself to be of the first (v2).
-V2_ENTRY = ROOT / V2_LEAF / "cgroup.procs"
+#: Run by sh in the lab (v2): makes and joins the group $1, then becomes the rest.
+V2_JOIN = f'cd {ROOT} && mkdir -p "$1" && echo $$ > "$1/cgroup.procs" && cd / && shift && exec "$@"'
 
 
 def hierarchy(root: Path = ROOT) -> str | None:

@@ -158,4 +158,4 @@ def _require_root_and_tools() -> None:
     path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
     missing = [tool for tool in _TOOLS if shutil.which(tool, path=path) is None]
     if missing:
-        raise LabError(f"a lab needs {', '.join(missing)}; install util-linux and iproute2")
+        raise LabError(f"a lab needs {', '.join(missing)}; install util-linux, mount and iproute2")

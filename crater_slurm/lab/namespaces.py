@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from crater_slurm.lab.cgroups import V2_ENTRY
+from crater_slurm.lab.cgroups import V2_JOIN, V2_LEAF
 from crater_slurm.lab.places import INSIDE, INSIDE_ROOT, NODES, Folders
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -35,12 +35,14 @@ class Namespaces:
         cwd: str | None = None,
         environment: Mapping[str, str] | None = None,
         detach: bool = False,
+        group: str = V2_LEAF,
     ) -> list[str]:
         """The command that runs ``argv`` in the lab.
 
         ``node``: with that node's mounts and host name, else the controller's. ``machine_side``:
         with the machine's own programs instead of the lab's Slurm's. ``detach``: let it go on
-        without a parent; otherwise it dies with whoever waits for it.
+        without a parent; otherwise it dies with whoever waits for it. ``group``: the control group
+        that it gets, where the lab has v2.
         """
         home = str(Folders(INSIDE).home(user))
         variables = {
@@ -55,7 +57,7 @@ class Namespaces:
         }
         words = self._enter(node)
         if self.cgroup == "v2":
-            words += ["sh", "-c", f'echo $$ > {V2_ENTRY} && exec "$@"', "sh"]
+            words += ["sh", "-c", V2_JOIN, "sh", group]
         if self.rooted and not machine_side:
             words += ["chroot", str(INSIDE_ROOT)]
         words.append("setpriv")

@@ -14,12 +14,15 @@ from pathlib import Path
 
 from crater_slurm import paths
 from crater_slurm.errors import LabError, nearest
+from crater_slurm.lab import cgroups
 from crater_slurm.lab.namespaces import Namespaces
 from crater_slurm.lab.places import INSIDE, Folders
 
 #: A service as people name it: "slurmctld", "scheduler", or a pair such as ("node", "a1").
 ServiceName = str | tuple[str, str]
 
+#: From fork to exec takes milliseconds, but an emulated machine under load takes its time.
+_START_SECONDS = 30
 # Writes its own number before it becomes the service, so that the service can be found.
 _LAUNCH = 'echo $$ > "$0.new" && mv "$0.new" "$0" && exec "$@"'
 
@@ -106,6 +109,7 @@ class Supervisor:
             cwd=str(INSIDE),
             environment=service.environment,
             detach=True,
+            group=_own_group(service),
         )
         with self.output(service.name).open("ab") as output:
             done = subprocess.run(
@@ -116,9 +120,9 @@ class Supervisor:
                 preexec_fn=self.before_start,
                 check=False,
             )
-        if done.returncode or not _appears(file, 5):
+        if done.returncode or not _appears(file, _START_SECONDS):
             said = tail(self.output(service.name), 3)
-            raise LabError(f"{service.name} could not be started: {said or done.returncode}")
+            raise LabError(f"{service.name} could not be started: {said or 'it never ran'}")
         return int(file.read_text())
 
     def pid(self, name: str) -> int | None:
@@ -167,6 +171,11 @@ class Supervisor:
 
     def _pid_file(self, name: str) -> Path:
         return self.folders.pids / f"{name}.pid"
+
+
+def _own_group(service: Service) -> str:
+    """A new control group for each slurmd (v2): it divides the one that it finds itself in."""
+    return f"{service.name}-{time.time_ns()}" if service.argv[0] == "slurmd" else cgroups.V2_LEAF
 
 
 def _appears(file: Path, seconds: float) -> bool:

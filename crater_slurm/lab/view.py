@@ -161,7 +161,7 @@ def _write_etc(etc: Path, nodes: list[str]) -> None:
     """Users of the lab, and names that need no network."""
     shell = "/bin/bash" if (etc.parent / "bin/bash").exists() else "/bin/sh"
     inside = Folders(INSIDE)
-    passwd, group = (etc / "passwd").read_text(), (etc / "group").read_text()
+    passwd, group = _without_users(etc / "passwd"), _without_users(etc / "group")
     for user in USERS:
         passwd += f"{user.name}:x:{user.uid}:{user.uid}::{inside.home(user.name)}:{shell}\n"
         group += f"{user.name}:x:{user.uid}:\n"
@@ -179,6 +179,13 @@ def _write_etc(etc: Path, nodes: list[str]) -> None:
         if etc / name in mounted:
             run("umount", etc / name)
         (etc / name).write_text(text)
+
+
+def _without_users(table: Path) -> str:
+    """A table of users or groups without those that the lab has of its own."""
+    taken = {user.name for user in USERS} | {str(user.uid) for user in USERS}
+    lines = [line.split(":") for line in table.read_text().splitlines()]
+    return "".join(":".join(words) + "\n" for words in lines if not taken & {words[0], *words[2:3]})
 
 
 def _enter(view: Path) -> None:

@@ -19,7 +19,9 @@ class SlurmNode:
     def usable(self) -> bool:
         """Whether Slurm would start jobs here now or soon."""
         bad = ("down", "drain", "fail", "maint", "future", "unknown", "inval", "no_resp")
-        return not any(word in self.state.lower() for word in bad)
+        # A node that saves power is woken for a job.
+        state = self.state.lower().replace("powered_down", "").replace("powering_down", "")
+        return not any(word in state for word in bad)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,9 +17,14 @@ from crater_slurm.errors import UsageError, nearest
 from crater_slurm.model.request import BY_KEY, Request, Requirement
 
 SENTINEL = "#CRATER"
-_NEAR_MISS = re.compile(r"^\s*#+\s*crater[\s:]*\s*(?=[A-Za-z][\w-]*\s*=)", re.IGNORECASE)
+_NEAR_MISS = re.compile(r"^\s*#+\s*crater[\s:]*(?=[A-Za-z][\w-]*\s*=)", re.IGNORECASE)
 _COMMENT_FORM = re.compile(r"(?:^|[;\s])crater:\s*", re.IGNORECASE)
-_PLAN_TOKEN = re.compile(r"\s*crater-plan:\S*")
+_PLAN_TOKEN = re.compile(r"(?<!\s)\s*crater-plan:\S*")
+#: Of more mistakes than this the first are told: a header full of garbage must not cost seconds.
+_MOST_PROBLEMS = 20
+_MOST_WORDS = 256
+_LONGEST_LINE = 4096
+_LONGEST_WORD = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +76,15 @@ def parse_script(script: str) -> Directives:
         last = number
         if line.startswith(SENTINEL) and (len(line) == len(SENTINEL) or line[7].isspace()):
             found.append((Origin(number, line), line[len(SENTINEL) :]))
-        elif _NEAR_MISS.match(line):
+        elif len(notes) < _MOST_PROBLEMS and _NEAR_MISS.match(line):
             notes.append(
-                f"line {number}: {line.strip()!r} is not read; a directive starts with "
+                f"line {number}: {_short(line)!r} is not read; a directive starts with "
                 f"{SENTINEL} and a space, at the beginning of the line"
             )
     for number, line in enumerate(script.split("\n")[last:], start=last + 1):
-        if line.startswith(SENTINEL + " "):
+        if line.startswith(SENTINEL) and line[len(SENTINEL) :][:1].isspace():
             notes.append(
-                f"line {number}: {line.strip()!r} is not read; it stands after the first "
+                f"line {number}: {_short(line)!r} is not read; it stands after the first "
                 "command, where sbatch too stops reading directives"
             )
             break
@@ -88,11 +93,11 @@ def parse_script(script: str) -> Directives:
 
 def parse_comment(comment: str) -> Directives:
     """Directives of ``--comment "crater: gpus=2 numa=strict"``; none without the prefix."""
-    match = _COMMENT_FORM.search(_PLAN_TOKEN.sub("", comment))
+    own = _PLAN_TOKEN.sub("", comment)
+    match = _COMMENT_FORM.search(own)
     if not match:
         return Directives(Request())
-    text = _PLAN_TOKEN.sub("", comment)[match.end() :]
-    return _collect([(Origin(None, comment), text)], [])
+    return _collect([(Origin(None, comment), own[match.end() :])], [])
 
 
 def parse_job(script: str | None, comment: str | None) -> Directives:
@@ -115,8 +120,13 @@ def _collect(found: list[tuple[Origin, str]], notes: list[str]) -> Directives:
     values: dict[str, Any] = {}
     origins: dict[str, Origin] = {}
     problems: list[str] = []
+    read = 0
     for origin, text in found:
         for word in _words(origin, text, problems):
+            read += 1
+            if len(problems) >= _MOST_PROBLEMS or read > _MOST_WORDS:
+                problems.append(f"{origin}: nothing is read from here on; mend the script first")
+                raise DirectiveError(problems)
             parsed = _pair(origin, word, problems)
             if parsed is None:
                 continue
@@ -137,6 +147,9 @@ def _collect(found: list[tuple[Origin, str]], notes: list[str]) -> Directives:
 
 def _words(origin: Origin, text: str, problems: list[str]) -> list[str]:
     """Words of a line by shell quoting; a word that begins with # starts a comment."""
+    if len(text) > _LONGEST_LINE:
+        problems.append(f"{origin}: longer than {_LONGEST_LINE} characters; use several lines")
+        return []
     lexer = shlex.shlex(text, posix=True, punctuation_chars=False)
     lexer.whitespace_split = True
     lexer.commenters = ""
@@ -144,13 +157,23 @@ def _words(origin: Origin, text: str, problems: list[str]) -> list[str]:
     try:
         while (word := lexer.get_token()) is not None and not word.startswith("#"):
             words.append(word)
-    except ValueError:
-        problems.append(f"{origin}: a quotation mark is never closed in {text.strip()!r}")
+    except ValueError as error:
+        what = "a quotation mark is never closed"
+        if "escape" in str(error):
+            what = "nothing follows the last backslash"
+        problems.append(f"{origin}: {what} in {_short(text)!r}")
     return words
+
+
+def _short(text: str) -> str:
+    """A user's text for a message about it."""
+    text = text.strip()
+    return text if len(text) <= _LONGEST_WORD else text[:_LONGEST_WORD] + "..."
 
 
 def _pair(origin: Origin, word: str, problems: list[str]) -> tuple[Requirement, Any] | None:
     key, equals, value = word.partition("=")
+    key, word = _short(key), _short(word)
     requirement = BY_KEY.get(key.lower().replace("_", "-"))
     if not equals:
         hint = f"{requirement.key}={requirement.example}" if requirement else "gpus=2"
@@ -166,5 +189,5 @@ def _pair(origin: Origin, word: str, problems: list[str]) -> tuple[Requirement, 
     try:
         return requirement, requirement.parse(value)
     except ValueError as error:
-        problems.append(f"{origin}: {requirement.key}={value!r}: {error}")
+        problems.append(f"{origin}: {requirement.key}={_short(value)!r}: {error}")
         return None

@@ -126,7 +126,7 @@ def _spaced(unit: str) -> str:
 def _integer(text: str) -> int:
     if not text.isascii() or not text.isdigit():
         raise ValueError("must be a whole number")
-    return int(text[:18])
+    return int(text.lstrip("0")[:18] or 0)  # more digits are above every maximum anyway
 
 
 def _boolean(text: str) -> bool:

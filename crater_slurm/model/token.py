@@ -20,7 +20,7 @@ from crater_slurm.model.plan import Plan
 
 PREFIX = "crater-plan:"
 _TOKEN = re.compile(r"crater-plan:(1\.[A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)(?!\S)")
-_ANY = re.compile(r"[ \t]*crater-plan:\S*")
+_ANY = re.compile(r"(?<![ \t])[ \t]*crater-plan:\S*")
 _SIGNATURE_BYTES = 16
 
 #: Plan attributes and their one-letter names in the token.

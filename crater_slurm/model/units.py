@@ -38,7 +38,9 @@ _TIME_US = {
     "s": Fraction(10**6),
 }
 _SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
-_NUMBER = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([A-Za-zµ/]*)\s*$")
+#: At most 18 digits a side: more is a typing error, and too large for a float.
+_NUMBER = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([A-Za-zµ/]*)\s*")
+_CLOCK = re.compile(r"(?:([0-9]{1,6})-)?([0-9]{1,9}(?::[0-9]{1,2}){1,2})")
 
 #: Unit of a profile or request field, told by the end of its name.
 SUFFIXES: tuple[tuple[str, str], ...] = (
@@ -64,7 +66,7 @@ def unit_of(field: str) -> str:
 
 
 def _split(text: str, what: str, example: str) -> tuple[Fraction, str]:
-    match = _NUMBER.match(text)
+    match = _NUMBER.fullmatch(text)
     if not match:
         raise ValueError(f"{what} must be a number with an optional unit, such as {example}")
     return Fraction(match.group(1)), match.group(2)
@@ -131,15 +133,15 @@ def parse_latency_us(text: str) -> float:
 
 def parse_seconds(text: str) -> int:
     """Seconds of ``1800``, ``30m``, ``2h``, ``HH:MM:SS``, ``MM:SS`` or ``D-HH:MM:SS``."""
-    days, dash, clock = text.strip().rpartition("-")
-    if ":" in clock and re.fullmatch(r"(\d+-)?\d+(:\d{1,2}){1,2}", text.strip()):
+    if match := _CLOCK.fullmatch(text.strip()):
+        days, clock = match.groups()
         parts = [int(p) for p in clock.split(":")]
-        if len(parts) == 2 and dash:  # Slurm's D-HH:MM
+        if len(parts) == 2 and days:  # Slurm's D-HH:MM
             parts.append(0)
         seconds = 0
         for part in parts:
             seconds = seconds * 60 + part
-        return seconds + (int(days) * 86400 if dash else 0)
+        return seconds + int(days or 0) * 86400
     number, unit = _split(text, "a time", "30m or 00:30:00")
     factor = _SECONDS.get((unit or "s").lower())
     if factor is None:

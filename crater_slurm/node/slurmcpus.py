@@ -68,7 +68,13 @@ class SlurmCpus:
         except (OSError, subprocess.SubprocessError) as error:
             _log.warning("slurmcpus: couldn't ask Slurm for the CPUs of job %s: %s", job_id, error)
             return ()
-        found = parse(done.stdout, node)
+        # Asked for an array's or a het job's first job, scontrol shows all of them.
+        lines = [
+            line
+            for line in done.stdout.splitlines()
+            if line.startswith(f"JobId={job_id} ") or not line.startswith("JobId=")
+        ]
+        found = parse("\n".join(lines), node)
         if found:
             with self._lock:
                 self._known[job_id, node] = found

@@ -1,15 +1,38 @@
-"""For a request that no node can meet: the node that comes nearest, and the smallest way out."""
+"""For a request that no node can meet: the node that comes nearest, and the smallest way out.
+
+A way out is told in the words in which the user asked: the directive, or the option that won over
+it. Each one is tried, as a whole job, before it is told.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import math
+import shlex
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
+from crater_slurm.model.job import GpuOption, GpuScope, Job
 from crater_slurm.model.profile import NodeProfile
-from crater_slurm.model.units import format_number
+from crater_slurm.model.request import BY_KEY, Request
+from crater_slurm.placement import numa
 from crater_slurm.placement.inventory import NodeClass
 from crater_slurm.placement.need import Need
-from crater_slurm.placement.rules import Result, evaluate
+from crater_slurm.placement.rules import Result, evaluate, physical_cores
+
+#: Directives and what they are lowered to; ``mem`` is Slurm's option, for which there is none.
+Words = dict[str, str]
+_GPU_CHECKS = frozenset({"gpus", "gpu-type", "gpu-memory", "precision"})
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """A job changed by a way out: as its user would write the change, and what then is asked."""
+
+    text: str
+    request: Request
+    job: Job
 
 
 def nearest(candidates: Sequence[tuple[NodeClass, Result]]) -> tuple[NodeClass, Result] | None:
@@ -22,105 +45,182 @@ def nearest(candidates: Sequence[tuple[NodeClass, Result]]) -> tuple[NodeClass, 
     return min(candidates, key=distance, default=None)
 
 
-def smallest_change(profile: NodeProfile, need: Need) -> tuple[str, ...]:
-    """Directives that would make the need fit this machine, each alternative tried before said.
+def smallest_change(
+    profile: NodeProfile, need: Need, told: Callable[[Words], str | None]
+) -> tuple[str, ...]:
+    """What would make the need fit this machine, in the user's words.
 
-    Single changes come first, each on its own; when no single one is enough, the one combination
-    that lowers everything to what the machine has.
+    ``told`` puts a change into words, or answers None when the job would still not fit. Single
+    changes come first, each on its own; when no single one is enough, the one combination that
+    lowers everything to what the machine has.
     """
-    singles = _lowered(profile, need)
+    lowered = _lowered(profile, need)
+    singles = [{key: value} for key, value in lowered.items()]
+    way_out = {"numa": "best_effort"}
     if need.strict:
-        singles.append(("numa=best_effort", {"strict": False}))
-    alternatives = [
-        text
-        for text, change in singles
-        if evaluate(profile, dataclasses.replace(need, **change)).ok  # type: ignore[arg-type]
-    ]
-    if alternatives:
+        singles.append(way_out)
+    if alternatives := [text for words in singles if (text := told(words))]:
         return tuple(alternatives)
-    lowered = {k: v for _, change in _lowered(profile, need, every=True) for k, v in change.items()}
-    for strict in (need.strict, False):
-        combined = dataclasses.replace(need, **(lowered | {"strict": strict}))  # type: ignore[arg-type]
-        if evaluate(profile, combined).ok:
-            words = [t for t, _ in _lowered(profile, need, every=True)]
-            if need.strict and not strict:
-                words.append("numa=best_effort")
-            return (" ".join(words),)
+    whole = _lowered(profile, dataclasses.replace(need, strict=False))
+    combinations = [lowered, whole | way_out] if need.strict else [whole]
+    for words in combinations:
+        if len(words) > 1 and (text := told(words)):
+            return (text,)
     return ()
 
 
-def _lowered(
-    profile: NodeProfile, need: Need, *, every: bool = False
-) -> list[tuple[str, dict[str, object]]]:
-    """Each amount lowered to what the machine has; ``every`` leaves out what it has enough of."""
-    failing = {c.name for c in evaluate(profile, need).checks if not c.ok}
-    changes: list[tuple[str, dict[str, object]]] = []
-    gpus = len(profile.gpus)
-    if need.gpus and "gpus" in failing:
-        changes.append((f"gpus={gpus}", {"gpus": gpus}))
-    best_memory = max((g.memory_mib or 0 for g in profile.gpus), default=0)
-    if need.gpu_memory_mib and "gpu-memory" in failing and best_memory:
-        changes.append((f"gpu-memory={best_memory}MiB", {"gpu_memory_mib": best_memory}))
-    if need.gpu_type and "gpu-type" in failing and profile.gpus:
-        model = profile.gpus[0].model
-        changes.append((f"gpu-type={model}", {"gpu_type": model}))
-    if need.precision and "precision" in failing:
-        changes += _other_precision(profile, need)
-    if need.cpus and ("cpus" in failing or ("numa" in failing and not every)):
-        most = _most_cores(profile, need)
+def _lowered(profile: NodeProfile, need: Need) -> Words:
+    """Each amount that fails lowered to what the machine has, as directives."""
+    result = evaluate(profile, need)
+    failing = {c.name for c in result.checks if not c.ok}
+    words = _lowered_gpus(profile, need, failing, len(result.eligible))
+    if need.cpus and failing & {"cpus", "numa"}:
+        most = _most_cpus(profile, need)
         if 0 < most < need.cpus:
-            changes.append((f"cpus={most}", {"cpus": most, "cpus_are_threads": False}))
+            words["cpus"] = str(most)
+    if need.memory_mib and "memory" in failing and profile.memory_mib:
+        words["mem"] = str(profile.memory_mib)
     if need.memory_bandwidth_gb_s and failing & {"memory-bandwidth", "numa"}:
-        most_bandwidth = _most_bandwidth(profile, need)
-        if most_bandwidth and most_bandwidth < need.memory_bandwidth_gb_s:
-            text = format_number(most_bandwidth).replace(",", "")
-            changes.append((f"memory-bandwidth={text}", {"memory_bandwidth_gb_s": most_bandwidth}))
+        bandwidth = _most_bandwidth(profile, need, result.eligible)
+        if 1 <= bandwidth < need.memory_bandwidth_gb_s:
+            words["memory-bandwidth"] = f"{bandwidth:.12g}GB/s"
     iops = max((n.random_read_iops or 0 for n in profile.nvmes), default=0)
     if need.ssd_iops and "ssd-iops" in failing and iops:
-        changes.append((f"ssd-iops={iops}", {"ssd_iops": iops}))
+        words["ssd-iops"] = str(iops)
     latencies = [n.read_latency_us for n in profile.nvmes if n.read_latency_us is not None]
     if need.ssd_latency_us and "ssd-latency" in failing and latencies:
-        best = min(latencies)
-        changes.append((f"ssd-latency={best:g}us", {"ssd_latency_us": best}))
+        words["ssd-latency"] = f"{math.ceil(min(latencies) * 10) / 10:.12g}us"
     if need.cache_gb and "cache" in failing and profile.cache_gb:
-        changes.append((f"cache={profile.cache_gb}GB", {"cache_gb": profile.cache_gb}))
+        words["cache"] = f"{profile.cache_gb}GB"
     if need.avx and "avx" in failing:
-        flags = profile.cpu.avx or frozenset()
-        for level in ("avx2", "avx"):
-            if level in flags and level != need.avx:
-                changes.append((f"avx={level}", {"avx": level}))
-                break
-    return changes
+        has = profile.cpu.avx or frozenset()
+        below = [level for level in ("avx2", "avx") if level in has and level != need.avx]
+        if below:
+            words["avx"] = below[0]
+    return words
 
 
-def _other_precision(profile: NodeProfile, need: Need) -> list[tuple[str, dict[str, object]]]:
-    able = {p for g in profile.gpus for p in g.precisions or ()}
-    for precision in ("bf16", "fp16", "tf32", "fp32"):
-        if precision in able and precision != need.precision:
-            return [(f"precision={precision}", {"precision": precision})]
-    return []
+def _lowered_gpus(profile: NodeProfile, need: Need, failing: set[str], eligible: int) -> Words:
+    words: Words = {}
+    if not need.gpus or not profile.gpus or not failing & _GPU_CHECKS:
+        return words
+    if (fewer := eligible or len(profile.gpus)) < need.gpus:
+        words["gpus"] = str(fewer)
+    count = min(need.gpus, len(profile.gpus))
+    memories = sorted((g.memory_mib or 0 for g in profile.gpus), reverse=True)
+    if need.gpu_memory_mib and "gpu-memory" in failing and memories[count - 1]:
+        words["gpu-memory"] = f"{memories[count - 1]}MiB"
+    if need.gpu_type and "gpu-type" in failing:
+        models = Counter(g.gres_type or g.model for g in profile.gpus)
+        words["gpu-type"] = max(sorted(models), key=lambda name: models[name])
+    if need.precision and "precision" in failing:
+        able = Counter(p for g in profile.gpus for p in g.precisions or ())
+        others = [p for p in ("bf16", "fp16", "tf32", "fp32") if able[p] >= count]
+        if others:
+            words["precision"] = others[0]
+    return words
 
 
-def _most_cores(profile: NodeProfile, need: Need) -> int:
-    """The most cores that fit beside the rest of the need, found by bisection."""
-    low, high = 0, min(need.cpus or 0, profile.cpu.cores)
+def _most_cpus(profile: NodeProfile, need: Need) -> int:
+    """The most CPUs, counted as the need counts them, that fit beside the rest; by bisection."""
+    unit = max(1, profile.cpu.threads_per_core) if need.cpus_are_threads else 1
+    low, high = 0, min(need.cpus or 0, profile.cpu.cores * unit) // unit
     while low < high:
         middle = (low + high + 1) // 2
-        trial = dataclasses.replace(need, cpus=middle, cpus_are_threads=False)
+        trial = dataclasses.replace(need, cpus=middle * unit, memory_bandwidth_gb_s=None)
         failed = {c.name for c in evaluate(profile, trial).checks if not c.ok}
         if failed & {"cpus", "numa"}:
             high = middle - 1
         else:
             low = middle
-    return low
+    return low * unit
 
 
-def _most_bandwidth(profile: NodeProfile, need: Need) -> float | None:
-    if not need.strict:
-        return profile.memory_bandwidth_gb_s
-    without = dataclasses.replace(need, memory_bandwidth_gb_s=None)
-    fit = evaluate(profile, without).fit
-    if fit is None or not fit.ok:
+def _most_bandwidth(profile: NodeProfile, need: Need, eligible: frozenset[int]) -> float:
+    """Rounded down to what people write."""
+    if need.strict:
+        cores = physical_cores(profile, dataclasses.replace(need, cpus=_most_cpus(profile, need)))
+        most = numa.most_bandwidth(profile, eligible, need, cores if need.cpus else None)
+    else:
+        most = profile.memory_bandwidth_gb_s
+    return math.floor((most or 0) * 100) / 100
+
+
+def reworded(words: Words, need: Need, request: Request, job: Job) -> Changed | None:
+    """The job with a change applied where its user asked for the amount; None when it can't be."""
+    texts: list[str] = []
+    for key, value in words.items():
+        if key == "gpus" and job.gpus_per_node is not None:
+            changed = _other_gpus(job, need, int(value), words.get("gpu-type"))
+        elif key == "gpu-type" and any(g.type for g in job.gpus):
+            if "gpus" in words and job.gpus_per_node is not None:
+                continue  # told together with the count
+            changed = _other_gpus(job, need, need.gpus, value)
+        elif key == "cpus" and need.cpus_are_threads:
+            changed = _other_cpus(job, need, int(value))
+        elif key == "mem":
+            changed = _other_memory(job, need, int(value))
+        else:
+            if key == "cpus":
+                tasks = job.cpus_per_node or 1
+                value = str(int(value) // tasks * tasks)
+            requirement = BY_KEY[key]
+            try:
+                parsed = requirement.parse(value)
+            except ValueError:
+                return None
+            request = dataclasses.replace(request, **{requirement.attribute: parsed})
+            texts.append(f"{key}={shlex.quote(value)}")
+            continue
+        if changed is None:
+            return None
+        text, job = changed
+        texts.append(text)
+    return Changed(" ".join(texts), request, job)
+
+
+def _other_gpus(job: Job, need: Need, count: int, gpu_type: str | None) -> tuple[str, Job] | None:
+    """The user's GPU option with another count per node and perhaps another type."""
+    if len(job.gpus) != 1:
         return None
-    sizes = sorted((n.memory_bandwidth_gb_s or 0 for n in profile.cpu_domains), reverse=True)
-    return sum(sizes[: fit.count])
+    (option,) = job.gpus
+    gpu_type = gpu_type if option.type and gpu_type else option.type
+    per_node = {
+        GpuScope.NODE: ("--gpus-per-node", 1),
+        GpuScope.JOB: ("--gpus", 0),
+        GpuScope.TASK: ("--gpus-per-task", max(1, need.gpus // max(1, option.count))),
+        GpuScope.SOCKET: ("--gpus-per-socket", max(1, need.gpus // max(1, option.count))),
+    }
+    name, share = per_node[option.scope]
+    amount = count // share if share else count * job.nodes
+    if amount < 1:
+        return None
+    text = f"{name}={gpu_type}:{amount}" if gpu_type else f"{name}={amount}"
+    changed = GpuOption(option.scope, amount, gpu_type)
+    return text, dataclasses.replace(job, gpus=(changed,))
+
+
+def _other_cpus(job: Job, need: Need, cpus: int) -> tuple[str, Job] | None:
+    """The user's CPU options with fewer CPUs per node."""
+    if job.cpus_per_task is not None:
+        each = cpus // max(1, (need.cpus or 1) // max(1, job.cpus_per_task))
+        text, job = f"--cpus-per-task={each}", dataclasses.replace(job, cpus_per_task=each)
+    elif job.cpus_per_gpu is not None:
+        each = cpus // max(1, need.gpus)
+        text, job = f"--cpus-per-gpu={each}", dataclasses.replace(job, cpus_per_gpu=each)
+    elif job.tasks_per_node is not None:
+        each = cpus
+        text, job = f"--ntasks-per-node={each}", dataclasses.replace(job, tasks_per_node=each)
+    else:
+        each = cpus * job.nodes
+        text, job = f"--ntasks={each}", dataclasses.replace(job, tasks=each)
+    return (text, job) if each >= 1 else None
+
+
+def _other_memory(job: Job, need: Need, mib: int) -> tuple[str, Job] | None:
+    if job.memory_per_node_mib is not None:
+        return f"--mem={mib}M", dataclasses.replace(job, memory_per_node_mib=mib)
+    each = mib // max(1, need.cpus or 1)
+    if each < 1:
+        return None
+    return f"--mem-per-cpu={each}M", dataclasses.replace(job, memory_per_cpu_mib=each)

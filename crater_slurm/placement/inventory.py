@@ -84,12 +84,13 @@ def build(
     A profile whose node Slurm does not have is left out: Slurm can't place a job there.
     """
     by_name = {profile.name: profile for profile in profiles}
-    names = tuple(node.name for node in cluster.nodes)
+    ordered = sorted(cluster.nodes, key=attrgetter("name"))
+    names = tuple(node.name for node in ordered)
     classes: dict[Hashable, tuple[int, NodeProfile]] = {}
     partitions: dict[str, int] = {}
     features: dict[frozenset[str], int] = {}
     unknown = usable = 0
-    for i, node in enumerate(cluster.nodes):
+    for i, node in enumerate(ordered):
         bit = 1 << i
         for partition in node.partitions:
             partitions[partition] = partitions.get(partition, 0) | bit

@@ -23,6 +23,8 @@ class Need:
     gpus: int = 0
     gpu_type: str | None = None
     gres_type: str | None = None
+    #: The user's own GPU option names no type, and it is not ours to add one.
+    untyped: bool = False
     gpu_memory_mib: int | None = None
     precision: str | None = None
     cpus: int | None = None
@@ -49,6 +51,8 @@ def join(request: Request, job: Job) -> Joined:
     notes: list[str] = []
     gpus = _gpus(request, job, notes)
     strict = request.numa == "strict" and not job.exclusive
+    if request.numa == "strict" and job.exclusive:
+        notes.append("--exclusive takes whole nodes and wins over numa=strict")
     cpus, threads = _cpus(request, job, gpus, strict, notes)
     types = {g.type for g in job.gpus if g.type}
     gpu_type = request.gpu_type
@@ -66,6 +70,7 @@ def join(request: Request, job: Job) -> Joined:
             gpus=gpus,
             gpu_type=gpu_type.lower() if gpu_type and gpus else None,
             gres_type=next(iter(types)) if len(types) == 1 and gpus else None,
+            untyped=bool(gpus) and job.gpus_per_node is not None and len(types) != 1,
             gpu_memory_mib=request.gpu_memory_mib if gpus or any_shards(job) else None,
             precision=request.precision if gpus or any_shards(job) else None,
             cpus=cpus,
@@ -122,7 +127,11 @@ def _cpus(
         # -n alone leaves the cores per task open: the directive fills that.
         if request.cpus is not None:
             tasks = job.cpus_per_node or 1
-            return max(request.cpus, tasks), False
+            # Slurm gives every task as many: 10 cores for 3 tasks are 4 each.
+            cores = -(-request.cpus // tasks) * tasks
+            if cores != request.cpus:
+                notes.append(f"cpus={request.cpus} shared by {tasks} tasks asks for {cores} cores")
+            return cores, False
         if job.tasks is None and job.tasks_per_node is None:
             return None, False
     if job.min_nodes is None and job.tasks_per_node is None and (job.tasks or 1) > 1 and not strict:

@@ -7,14 +7,16 @@ would trade locality away silently.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from crater_slurm.model.profile import NodeProfile
 from crater_slurm.model.units import format_mib, format_number
 from crater_slurm.placement.need import Need
 
-#: Choices of NUMA nodes examined at most; 8 nodes have 70 choices of 4.
+#: Choices of NUMA nodes examined at most, best nodes first; 8 nodes have 70 choices of 4.
 _MAX_CHOICES = 512
 
 
@@ -82,8 +84,7 @@ def fit(profile: NodeProfile, eligible: frozenset[int], need: Need, cores: int |
     count = _count(all_domains, need, cores)
     if count is None:
         return Fit(0, have=_have(all_domains, len(all_domains), need), reason="too small")
-    choices = list(itertools.islice(itertools.combinations(all_domains, count), _MAX_CHOICES))
-    candidates = [c for c in choices if sum(len(d.gpus) for d in c) >= need.gpus]
+    candidates = _candidates(all_domains, count, need)
     passing = [c for c in candidates if _shortage(c, need, cores) is None]
     if not passing:
         best = max(candidates, key=lambda c: sum(d.cores for d in c))
@@ -95,11 +96,52 @@ def fit(profile: NodeProfile, eligible: frozenset[int], need: Need, cores: int |
     chosen = min(passing, key=lambda c: _cost(c, need))
     return Fit(
         count,
-        chosen=tuple(d.id for d in chosen),
+        chosen=tuple(sorted(d.id for d in chosen)),
         gpus_per_domain=_even_share(chosen, need.gpus),
         everywhere=len(passing) == len(candidates),
         have=_have(list(chosen), count, need),
     )
+
+
+def most_bandwidth(
+    profile: NodeProfile, eligible: frozenset[int], need: Need, cores: int | None
+) -> float | None:
+    """The most GB/s that a strict need could have beside the rest of it; None when none is known.
+
+    Without GPUs the bandwidth itself says how many NUMA nodes are used, so it is the machine's.
+    """
+    if not need.gpus:
+        return profile.memory_bandwidth_gb_s
+    without = dataclasses.replace(need, memory_bandwidth_gb_s=None)
+    all_domains = domains(profile, eligible)
+    count = _count(all_domains, without, cores)
+    if count is None:
+        return None
+    sums = [
+        sum(d.memory_bandwidth_gb_s or 0 for d in choice)
+        for choice in _candidates(all_domains, count, without)
+        if _shortage(choice, without, cores) is None
+        and all(d.memory_bandwidth_gb_s is not None for d in choice)
+    ]
+    return max(sums, default=None)
+
+
+def _candidates(all_domains: list[Domain], count: int, need: Need) -> list[tuple[Domain, ...]]:
+    """Choices of ``count`` NUMA nodes that have the GPUs.
+
+    ``count`` is the least number that has them, so that each node of such a choice has some.
+    """
+    pool = [d for d in all_domains if d.gpus] if need.gpus else all_domains
+    choices = _choices(pool, count)
+    return [c for c in choices if sum(len(d.gpus) for d in c) >= need.gpus]
+
+
+def _choices(pool: Iterable[Domain], count: int) -> list[tuple[Domain, ...]]:
+    def best_first(d: Domain) -> tuple[float, ...]:
+        return (-len(d.gpus), -d.cores, -(d.memory_bandwidth_gb_s or 0), -(d.memory_mib or 0), d.id)
+
+    ordered = sorted(pool, key=best_first)
+    return list(itertools.islice(itertools.combinations(ordered, count), _MAX_CHOICES))
 
 
 def _count(all_domains: list[Domain], need: Need, cores: int | None) -> int | None:
@@ -111,7 +153,7 @@ def _count(all_domains: list[Domain], need: Need, cores: int | None) -> int | No
                 return count
         return None
     for count in range(1, len(all_domains) + 1):
-        for choice in itertools.islice(itertools.combinations(all_domains, count), _MAX_CHOICES):
+        for choice in _choices(all_domains, count):
             if _shortage(choice, need, cores) is None:
                 return count
     return None
@@ -147,7 +189,7 @@ def _cost(choice: tuple[Domain, ...], need: Need) -> tuple[float, int, float, tu
     )
     left_gpus = sum(len(d.gpus) for d in choice) - need.gpus
     left_bandwidth = sum(d.memory_bandwidth_gb_s or 0 for d in choice)
-    return (distance, left_gpus, left_bandwidth, tuple(d.id for d in choice))
+    return (distance, left_gpus, left_bandwidth, tuple(sorted(d.id for d in choice)))
 
 
 def _even_share(choice: tuple[Domain, ...], gpus: int) -> int:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from crater_slurm.model.job import Job
 from crater_slurm.model.plan import Condition, Placement, Plan
+from crater_slurm.model.profile import NodeProfile
 from crater_slurm.model.request import Request
-from crater_slurm.placement import advice
+from crater_slurm.placement import advice, numa
 from crater_slurm.placement.inventory import Inventory, NodeClass
 from crater_slurm.placement.need import Need, join
 from crater_slurm.placement.rules import (
@@ -23,11 +24,13 @@ from crater_slurm.placement.rules import (
     combine,
     evaluate_machine,
     evaluate_storage,
+    physical_cores,
 )
 
 #: Evaluated needs kept per inventory; a cluster's users repeat themselves far below this.
 _CACHE_SIZE = 4096
 _EXAMPLES = 3
+_NO_PROFILE = "has no profile in the store"
 
 FeaturePredicate = Callable[[frozenset[str]], bool]
 
@@ -62,6 +65,7 @@ class Outcome:
     excluded: tuple[tuple[str, int, str], ...] = ()
     nearest_node: str = ""
     nearest_have: tuple[str, ...] = ()
+    nearest_profile: NodeProfile | None = None
     smallest_change: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -78,10 +82,12 @@ class Planner:
     refine: Callable[[Request], Request] = lambda request: request
     _results: dict[Need, list[tuple[NodeClass, Result]]] = field(default_factory=dict)
     _outcomes: dict[tuple[Need, int, int], Outcome] = field(default_factory=dict)
+    _ways_out: dict[Hashable, tuple[str, ...]] = field(default_factory=dict)
 
     def plan(self, plan_id: str, request: Request, job: Job, scope: Scope) -> Outcome:
         """Outcome for a job; never raises for a request that parsed."""
-        joined = join(self.refine(request), job)
+        request = self.refine(request)
+        joined = join(request, job)
         candidates = self._candidates(scope)
         named = self.inventory.name_set(scope.only or ())
         key = (joined.need, candidates, named)
@@ -91,6 +97,9 @@ class Planner:
             if len(self._outcomes) >= _CACHE_SIZE:
                 self._outcomes.clear()
             self._outcomes[key] = outcome
+        if not outcome.feasible:
+            change = self._way_out(outcome, request, job, candidates, named)
+            outcome = dataclasses.replace(outcome, smallest_change=change)
         return dataclasses.replace(
             outcome,
             plan=_plan(plan_id, request, outcome) if outcome.placement else None,
@@ -107,26 +116,25 @@ class Planner:
         if not results:
             return Outcome(need=need, feasible=True, known=False)
         passing = [(c, r) for c, r in results if r.ok]
-        gres_type, passing = _choose_type(passing, need, candidates)
+        gres_type, passing = _choose_type(passing, need, candidates, named)
         if not named:
             passing = _alike(passing, need, candidates, self.inventory.usable)
-        passed = _union(c.nodes for c, _ in passing) & candidates
+        passed = _nodes_of(passing, candidates)
         outcome = Outcome(
             need=need,
-            # A node that the user names with -w is always part of the job: all of them must pass.
-            feasible=passed.bit_count() >= need.nodes and not named & ~passed,
+            feasible=_enough(passed, need, named),
             passed=passed,
             failed=candidates & ~passed,
             conditions=_conditions(results, candidates),
             excluded=_excluded(results, candidates, self.inventory, passed, _kinds(passing)),
         )
         if not outcome.feasible:
-            return self._with_way_out(outcome, results, candidates)
+            return self._with_nearest(outcome, results, candidates)
         return dataclasses.replace(
             outcome,
             placement=_placement(need, passing, gres_type),
             domains=max((r.fit.count for _, r in passing if r.fit), default=0),
-            notes=self._notes(passing, passed),
+            notes=self._notes(passing, need, passed),
         )
 
     def _candidates(self, scope: Scope) -> int:
@@ -153,38 +161,89 @@ class Planner:
             self._results[need] = cached
         return cached
 
-    def _with_way_out(
+    def _with_nearest(
         self, outcome: Outcome, results: list[tuple[NodeClass, Result]], candidates: int
     ) -> Outcome:
-        """A refusal with the node that comes nearest and what would fit."""
-        need = outcome.need
-        name = ""
-        have: tuple[str, ...] = ()
-        change: tuple[str, ...] = ()
+        """A refusal with the node that comes nearest."""
         near = advice.nearest([(c, r) for c, r in results if not r.ok])
         if near:
-            name = next(iter(self.inventory.names_of(near[0].nodes & candidates, 1)), "")
+            name = self.inventory.names_of(near[0].nodes & candidates, 1)[0]
             have = tuple(_sentence(c) for c in near[1].checks if not c.ok)
-            change = advice.smallest_change(near[0].profile, need)
-        if outcome.passed and outcome.passed.bit_count() < need.nodes:
-            change = (f"--nodes={outcome.passed.bit_count()}", *change)
-        return dataclasses.replace(
-            outcome, nearest_node=name, nearest_have=have, smallest_change=change
-        )
+            return dataclasses.replace(
+                outcome, nearest_node=name, nearest_have=have, nearest_profile=near[0].profile
+            )
+        if not outcome.passed:  # every condition is met, but Slurm can't be asked for these GPUs
+            name, _, reason = next(row for row in outcome.excluded if row[2] != _NO_PROFILE)
+            return dataclasses.replace(outcome, nearest_node=name, nearest_have=(reason,))
+        return outcome
 
-    def _notes(self, passing: list[tuple[NodeClass, Result]], passed: int) -> tuple[str, ...]:
+    def _way_out(
+        self, outcome: Outcome, request: Request, job: Job, candidates: int, named: int
+    ) -> tuple[str, ...]:
+        """The smallest changes after which this job would fit, each tried as a whole job."""
+        key = (request, _shape(job), candidates, named)
+        ways = self._ways_out.get(key)
+        if ways is None:
+            if len(self._ways_out) >= _CACHE_SIZE:
+                self._ways_out.clear()
+            ways = self._find_way_out(outcome, request, job, candidates, named)
+            self._ways_out[key] = ways
+        return ways
+
+    def _find_way_out(
+        self, outcome: Outcome, request: Request, job: Job, candidates: int, named: int
+    ) -> tuple[str, ...]:
+        def fits(request: Request, job: Job, on: int) -> bool:
+            need = join(request, job).need
+            passed = self._passed(need, candidates, named)
+            return _enough(passed, need, named) and bool(passed & on)
+
+        def told(words: advice.Words) -> str | None:
+            changed = advice.reworded(words, outcome.need, request, job)
+            near = self.inventory.name_set([outcome.nearest_node])
+            if changed and fits(changed.request, changed.job, near):
+                return changed.text
+            return None
+
+        ways: tuple[str, ...] = ()
+        count = outcome.passed.bit_count()
+        if 0 < count < outcome.need.nodes:
+            fewer = dataclasses.replace(job, min_nodes=count)
+            if fits(request, fewer, outcome.passed):
+                ways = (f"--nodes={count}",)
+        if outcome.nearest_profile:
+            ways += advice.smallest_change(outcome.nearest_profile, outcome.need, told)
+        return ways
+
+    def _passed(self, need: Need, candidates: int, named: int) -> int:
+        """The candidates that can take a job of this need."""
+        passing = [(c, r) for c, r in self._evaluate(need) if r.ok and c.nodes & candidates]
+        return _nodes_of(_choose_type(passing, need, candidates, named)[1], candidates)
+
+    def _notes(
+        self, passing: list[tuple[NodeClass, Result]], need: Need, passed: int
+    ) -> tuple[str, ...]:
         notes = []
         if not passed & self.inventory.usable:
             notes.append(
                 f"all {passed.bit_count()} nodes that can run this job are down or drained now"
             )
         if partly := [c for c, r in passing if r.fit is not None and not r.fit.everywhere]:
-            example = next(iter(self.inventory.names_of(partly[0].nodes, 1)), partly[0].example)
+            example = self.inventory.names_of(partly[0].nodes & passed, 1)[0]
             fits = next(r.fit for c, r in passing if c is partly[0] and r.fit)
             chosen = ", ".join(str(n) for n in fits.chosen)
+            nodes, meet = ("node", "meets") if len(fits.chosen) == 1 else ("nodes", "meet")
             notes.append(
-                f"on {example} only NUMA node {chosen} meets the need and Slurm can't be told "
+                f"on {example} only NUMA {nodes} {chosen} {meet} the need and Slurm can't be told "
                 "which one to use; crater explain shows which one the job got"
+            )
+        mixed = [(c, r) for c, r in passing if len(r.eligible) < len(c.profile.gpus)]
+        if mixed and need.untyped:
+            example = self.inventory.names_of(mixed[0][0].nodes & passed, 1)[0]
+            types = ", ".join(sorted({g.gres_type or g.model for g in mixed[0][0].profile.gpus}))
+            notes.append(
+                f"{example} has GPUs that do not meet the need ({types}) and your own option names "
+                "no type: Slurm may give any of them"
             )
         return tuple(notes)
 
@@ -196,26 +255,61 @@ def _union(sets: Iterable[int]) -> int:
     return result
 
 
+def _nodes_of(passing: Sequence[tuple[NodeClass, Result]], candidates: int) -> int:
+    return _union(c.nodes for c, _ in passing) & candidates
+
+
+def _enough(passed: int, need: Need, named: int) -> bool:
+    """A node that the user names with -w is always part of the job: all of them must pass."""
+    return passed.bit_count() >= need.nodes and not named & ~passed
+
+
+def _shape(job: Job) -> Hashable:
+    """The options on which a way out depends."""
+    return (
+        job.gpus,
+        job.min_nodes,
+        job.tasks,
+        job.tasks_per_node,
+        job.cpus_per_task,
+        job.cpus_per_gpu,
+        job.memory_per_node_mib,
+        job.memory_per_cpu_mib,
+        job.sockets_per_node,
+        job.exclusive,
+    )
+
+
 def _choose_type(
-    passing: list[tuple[NodeClass, Result]], need: Need, candidates: int
+    passing: list[tuple[NodeClass, Result]], need: Need, candidates: int, named: int
 ) -> tuple[str | None, list[tuple[NodeClass, Result]]]:
     """The gres type to ask for, where machines mix GPUs that qualify with others that do not.
 
-    A gres request names at most one type, so of mixed machines those with the most common
-    qualifying type are kept.
+    A request names at most one type. Without one, a machine serves whose GPUs all qualify; with
+    one, any that has enough GPUs of the type. What serves the most nodes is asked for.
     """
-    if not need.gpus:
+    uniform = [(c, r) for c, r in passing if len(r.eligible) == len(c.profile.gpus)]
+    if not need.gpus or len(uniform) == len(passing):
         return None, passing
-    if all(len(r.eligible) == len(c.profile.gpus) for c, r in passing):
-        return None, passing
-    votes: dict[str, int] = {}
+    if need.untyped:
+        enough = _enough(_nodes_of(uniform, candidates), need, named)
+        return None, uniform if enough else passing
+    by_type: dict[str, list[tuple[NodeClass, Result]]] = {}
     for node_class, result in passing:
-        for name in _types(node_class, result, need.gpus):
-            votes[name] = votes.get(name, 0) + (node_class.nodes & candidates).bit_count()
-    if not votes:
-        return None, []
-    winner = max(sorted(votes), key=lambda name: votes[name])
-    return winner, [(c, r) for c, r in passing if winner in _types(c, r, need.gpus)]
+        for name, narrowed in _types(node_class, result, need):
+            by_type.setdefault(name, []).append((node_class, narrowed))
+    if need.gres_type:
+        mixed = [
+            (c, r)
+            for name, found in by_type.items()
+            if name == need.gres_type
+            for c, r in found
+            if len(r.eligible) < len(c.profile.gpus)
+        ]
+        return None, uniform + mixed
+    choices: list[tuple[str | None, list[tuple[NodeClass, Result]]]] = [(None, uniform)]
+    choices += sorted(by_type.items())
+    return max(choices, key=lambda choice: _nodes_of(choice[1], candidates).bit_count())
 
 
 def _kinds(passing: list[tuple[NodeClass, Result]]) -> set[tuple[int, int]]:
@@ -248,16 +342,21 @@ def _alike(
     return passing if rank(best)[0] else groups[best]
 
 
-def _types(node_class: NodeClass, result: Result, count: int) -> set[str]:
-    """Gres types of which the machine has enough, all of them qualifying."""
+def _types(node_class: NodeClass, result: Result, need: Need) -> Iterable[tuple[str, Result]]:
+    """Gres types of which the machine has enough, all qualifying, and the fit with those alone."""
     by_type: dict[str, list[int]] = {}
-    for gpu in node_class.profile.gpus:
+    profile = node_class.profile
+    for gpu in profile.gpus:
         by_type.setdefault(gpu.gres_type or "", []).append(gpu.index)
-    return {
-        name
-        for name, indexes in by_type.items()
-        if name and len(indexes) >= count and result.eligible.issuperset(indexes)
-    }
+    for name, indexes in by_type.items():
+        if not name or len(indexes) < need.gpus or not result.eligible.issuperset(indexes):
+            continue
+        gpus = frozenset(indexes)
+        fit = None
+        if need.strict:
+            fit = numa.fit(profile, gpus, need, physical_cores(profile, need))
+        if fit is None or fit.ok:
+            yield name, dataclasses.replace(result, eligible=gpus, fit=fit)
 
 
 def _plan(plan_id: str, request: Request, outcome: Outcome) -> Plan:
@@ -390,7 +489,7 @@ def _excluded(
         reason = "; ".join(bad) or _set_apart(result, kinds)
         groups.setdefault(reason, []).append(nodes)
     if unknown := inventory.unknown & candidates:
-        groups.setdefault("has no profile in the store", []).append(unknown)
+        groups.setdefault(_NO_PROFILE, []).append(unknown)
     rows = []
     for reason, sets in groups.items():
         nodes = _union(sets)

@@ -126,24 +126,24 @@ class Decider:
         view: View | None,
     ) -> Answer:
         if view is None:
-            return self._hands_off(notes, "crater-scheduler has not read the cluster yet")
+            return _hands_off(notes, "crater-scheduler has not read the cluster yet", mode)
         try:
             job = job_from_fields(message)
             scope = _scope(job)
         except (ValueError, UsageError) as error:
             # Not ours to judge: slurmctld says in its own words what is wrong with the option.
-            return self._hands_off(notes, f"its Slurm options can't be read ({error})")
+            return _hands_off(notes, f"its Slurm options can't be read ({error})", mode)
         outcome = view.planner.plan(decision_id, directives.request, job, scope)
         if not outcome.known:
             unknown = [p for p in job.partitions if p not in view.planner.inventory.partitions]
             why = "no node that its options allow has a profile (crater nodes import)"
-            return self._hands_off(
-                notes, f"crater knows no partition {unknown[0]}" if unknown else why
+            return _hands_off(
+                notes, f"crater knows no partition {unknown[0][:80]!r}" if unknown else why, mode
             )
         record = _record(decision_id, mode, self.clock(), directives.request, job, outcome, view)
         notes += outcome.notes
         if not outcome.feasible:
-            return _refusal(record, outcome, notes, mode)
+            return _refusal(record, outcome, view, notes, mode)
         if job.het_component:
             notes.append("each component of a heterogeneous job is planned on its own")
         changes = levers.changes(
@@ -157,7 +157,9 @@ class Decider:
         notes += changes.notes
         environment = _environment(changes, job)
         self._sign(outcome.plan, job, message, view, changes, notes)
-        if job.kind is JobKind.INTERACTIVE and "cpus_per_task" in changes.fields:
+        # Components of a heterogeneous batch job come without a script too.
+        alone = job.kind is JobKind.INTERACTIVE and not job.het_component
+        if alone and "cpus_per_task" in changes.fields:
             notes.append(
                 f"srun makes its step from its own options: give it "
                 f"-c{changes.fields['cpus_per_task']} to use all cores"
@@ -166,11 +168,6 @@ class Decider:
         together = changes.together or not outcome.placement.domains  # type: ignore[union-attr]
         summary = _summary(outcome, together)
         return _accepted(record, summary, changes, environment, notes, mode)
-
-    def _hands_off(self, notes: list[str], why: str) -> Answer:
-        text = f"the job is left as it is: {why}"
-        shown = [*notes, text] if self.mode.rank >= Mode.ADVISE.rank else []
-        return Answer(messages=[_ANYTHING + n for n in shown], log=[text])
 
     def _sign(
         self,
@@ -198,7 +195,7 @@ class Decider:
         )
         own = token.strip(message.get("field.comment", ""))
         comment = f"{own} {text}".strip()
-        if len(comment.encode("utf-8", "surrogateescape")) > COMMENT_LIMIT - 1:
+        if len(comment.encode("utf-8", "replace")) > COMMENT_LIMIT - 1:
             notes.append(
                 f"the job's comment leaves no room for the plan ({COMMENT_LIMIT} characters in "
                 "all): it is placed as planned, but the node prepares nothing for it"
@@ -207,8 +204,14 @@ class Decider:
         changes.fields["comment"] = comment
 
 
+def _hands_off(notes: list[str], why: str, mode: Mode) -> Answer:
+    text = f"the job is left as it is: {why}"
+    shown = [*notes, text] if mode.rank >= Mode.ADVISE.rank else []
+    return Answer(messages=[_ANYTHING + n for n in shown], log=[text])
+
+
 def _number(text: str | None) -> int:
-    return int(text) if text and text.isdigit() else -1
+    return int(text) if text and text.isascii() and text.isdigit() and len(text) < 20 else -1
 
 
 def _scope(job: Job) -> Scope:
@@ -262,10 +265,15 @@ def _record(
     )
 
 
-def _refusal(record: Decision, outcome: Outcome, notes: list[str], mode: Mode) -> Answer:
+def _refusal(
+    record: Decision, outcome: Outcome, view: View, notes: list[str], mode: Mode
+) -> Answer:
     """No node can: say the need, what is there, the nearest node and the way out."""
     nodes = record.nodes_considered
-    if outcome.passed:
+    if outcome.passed and record.nodes_passed >= outcome.need.nodes:
+        failed = view.hostlist(outcome.failed)
+        lines = [f"the node list of this job names {failed}, which can't run it"]
+    elif outcome.passed:
         lines = [
             f"this job needs {outcome.need.nodes} nodes and only {record.nodes_passed} of {nodes} "
             f"can run it: {record.passed_nodes}"

@@ -16,7 +16,7 @@ def read_keys(file: Path) -> list[bytes]:
     """Keys of the file, first the one that signs. Raises ConfigError with the way out."""
     try:
         mode = file.stat().st_mode
-        lines = [line.strip() for line in file.read_text().splitlines()]
+        lines = [line.strip() for line in file.read_text(errors="replace").splitlines()]
     except OSError as error:
         raise ConfigError(
             f"the plan key {file} can't be read ({error.strerror}); "

@@ -108,6 +108,12 @@ class Recorder:
                 _log.error("decisions can't be written and wait in memory: %s", error)
             self.problem = str(error)
             return False
+        except Exception:
+            # A record that the store can't hold must not hold up the others for ever.
+            if len(items) > 1:
+                return all(self._write([item]) for item in items)
+            _log.exception("a record can't be written and is dropped")
+            self.dropped += len(items)
         self.problem = ""
         return True
 

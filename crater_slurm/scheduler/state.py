@@ -6,6 +6,7 @@ refusing to look, and its age is on the health page.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 import time
@@ -71,6 +72,7 @@ class State:
         self._profiles: dict[str, NodeProfile] = {}
         self._version: int | None = None
         self._cluster: SlurmCluster | None = None
+        self._stale = True
         self._next_slurm = 0.0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="state", daemon=True)
@@ -98,18 +100,33 @@ class State:
 
     def refresh(self) -> None:
         """Read what is due; build a new View when anything changed. Raises CraterError."""
+        self._stale |= self._read_profiles()
+        try:
+            self._read_cluster()
+        finally:  # new profiles count even while slurmctld is away
+            if self._stale and self._cluster is not None:
+                self._build(self._cluster)
+
+    def _read_cluster(self) -> None:
         now = time.monotonic()
-        changed = self._read_profiles()
-        if self._cluster is None or now >= self._next_slurm:
-            cluster = self._client.cluster()
-            self._next_slurm = now + self._refresh_seconds
-            changed = changed or self._cluster is None or cluster.nodes != self._cluster.nodes
-            self._cluster = cluster
-        if changed and self._cluster is not None:
-            built = inventory.build(
-                self._cluster, list(self._profiles.values()), allow_declared=self._allow_declared
-            )
-            self.view = View(self._cluster, Planner(built), len(self._profiles))
+        known = self._cluster
+        if known is not None and now < self._next_slurm:
+            return
+        cluster = self._client.cluster()
+        self._next_slurm = now + self._refresh_seconds
+        self._cluster = cluster
+        placed = (cluster.nodes, cluster.default_partition)
+        if known is None or self.view is None or placed != (known.nodes, known.default_partition):
+            self._stale = True
+        else:  # the same nodes, so the planner keeps what it has worked out; the time is new
+            self.view = dataclasses.replace(self.view, cluster=cluster)
+
+    def _build(self, cluster: SlurmCluster) -> None:
+        built = inventory.build(
+            cluster, list(self._profiles.values()), allow_declared=self._allow_declared
+        )
+        self.view = View(cluster, Planner(built), len(self._profiles))
+        self._stale = False
 
     def _read_profiles(self) -> bool:
         store = self._open_store()

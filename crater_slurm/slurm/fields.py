@@ -30,9 +30,10 @@ def job_from_fields(message: Mapping[str, str]) -> Job:
     def number(name: str) -> int | None:
         value = message.get(f"field.{name}")
         try:
-            return int(float(value)) if value else None
-        except ValueError:
+            found = int(float(value)) if value else None
+        except (ValueError, OverflowError):
             return None
+        return found if found is not None and found >= 0 else None
 
     gpus: list[GpuOption] = []
     others: dict[str, int] = {}

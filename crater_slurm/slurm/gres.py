@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 _SUFFIX = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40, "p": 2**50}
 _COUNT = re.compile(r"^(\d+)([kKmMgGtTpP]?)$")
-_BRACKETS = re.compile(r"\([^)]*\)")
+_LONGEST = 16384
+_BRACKETS = re.compile(r":?\(null\)|\([^()]*\)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,8 @@ def parse(text: str) -> list[Gres]:
 
     Elements that are no gres (``cpu:4`` of --tres-per-task, licences) are left out.
     """
+    if len(text) > _LONGEST:
+        raise ValueError(f"a gres string of {len(text)} characters, more than {_LONGEST}")
     found: list[Gres] = []
     for part in _BRACKETS.sub("", text).split(","):
         part = part.strip()
@@ -53,7 +56,7 @@ def _one(part: str) -> Gres:
     else:
         number = 1
     if not 1 <= len(words) <= 2 or not all(words):
-        raise ValueError(f"{part!r} is no gres; write name[:type][:count]")
+        raise ValueError(f"{part[:80]!r} is no gres; write name[:type][:count]")
     return Gres(words[0], words[1] if len(words) == 2 else None, number)
 
 

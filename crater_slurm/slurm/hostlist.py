@@ -11,11 +11,17 @@ from crater_slurm.errors import UsageError
 
 #: More names than any cluster has; a longer expansion is a typing error or an attack.
 MAX_NAMES = 200_000
-_TAIL = re.compile(r"^(.*?)(\d+)$", re.DOTALL)
+#: 10,000 names without a range are some 100 KiB.
+_LONGEST = 1 << 18
+_TAIL = re.compile(r"^(.*?)([0-9]+)$", re.DOTALL)
+#: As many digits as Slurm pads to at most; thousands of them would only fill the memory.
+_NUMBER = re.compile(r"[0-9]{1,18}")
 
 
 def expand(text: str) -> list[str]:
     """Names of a host list in the order written; raises UsageError on a malformed one."""
+    if len(text) > _LONGEST:
+        raise UsageError(f"a host list of {len(text)} characters, more than {_LONGEST}")
     names: list[str] = []
     for part in _split(text):
         names += _expand_one(part)
@@ -59,8 +65,8 @@ def _ranges(text: str, part: str) -> list[str]:
     values: list[str] = []
     for piece in text.split(","):
         first, dash, last = piece.partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
-            raise UsageError(f"{piece!r} is no range in the host list {part[:80]!r}")
+        if not _NUMBER.fullmatch(first) or (dash and not _NUMBER.fullmatch(last)):
+            raise UsageError(f"{piece[:40]!r} is no range in the host list {part[:80]!r}")
         low, high = int(first), int(last or first)
         if high < low or high - low > MAX_NAMES:
             raise UsageError(f"the range {piece!r} in {part[:80]!r} is backwards or too long")

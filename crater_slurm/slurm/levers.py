@@ -62,7 +62,7 @@ def changes(
     _tasks_and_cpus(placement, job, result)
     _gres(placement, job, raw, gres_names, result)
     if placement.domains:
-        _keep_together(placement, job, gres_style, result)
+        _keep_together(placement, job, raw, gres_style, result)
     if exclude:
         result.fields["exc_nodes"] = f"{job.exclude},{exclude}" if job.exclude else exclude
     return result
@@ -116,7 +116,9 @@ def _gpu(gpu_type: str | None, count: int) -> str:
     return f"gpu:{gpu_type}:{count}" if gpu_type else f"gpu:{count}"
 
 
-def _keep_together(placement: Placement, job: Job, gres_style: str, result: Changes) -> None:
+def _keep_together(
+    placement: Placement, job: Job, raw: Mapping[str, str], gres_style: str, result: Changes
+) -> None:
     """Keeps GPUs and cores on ``placement.domains`` sockets, Slurm's word for NUMA nodes here."""
     if job.disable_binding:
         result.notes.append("--gres-flags=disable-binding wins over numa=strict")
@@ -125,6 +127,9 @@ def _keep_together(placement: Placement, job: Job, gres_style: str, result: Chan
         result.notes.append("--sockets-per-node or --cores-per-socket win over numa=strict")
         return
     if not placement.gpus:
+        if raw.get("field.ntasks_per_socket"):
+            result.notes.append("--ntasks-per-socket wins over numa=strict")
+            return
         _one_socket_of_cores(placement, job, result)
         return
     option = job.gpus[0] if job.gpus else None

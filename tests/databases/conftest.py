@@ -6,6 +6,7 @@ that a failure.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import signal
@@ -18,7 +19,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, NoReturn
 
 import pytest
 from sqlalchemy import Engine, create_engine, text
@@ -49,7 +50,7 @@ class Server:
 def postgresql() -> Iterator[Server]:
     """PostgreSQL, run by nobody when the tests run as root, which it refuses to serve."""
     tools = _tools("initdb", "postgres", places="/usr/lib/postgresql/*/bin")
-    pytest.importorskip("psycopg")
+    _driver("psycopg")
     user = "nobody" if os.getuid() == 0 else None
     with _folder() as folder:
         if user:
@@ -69,7 +70,7 @@ def mariadb() -> Iterator[Server]:
     """MariaDB with its default settings, Latin-1 and all, as a site may have it."""
     # Without my_print_defaults, which is in the client's package, mariadb-install-db fails mutely.
     tools = _tools("mariadb-install-db", "mariadbd", "my_print_defaults", places="/usr/sbin")
-    pytest.importorskip("pymysql")
+    _driver("pymysql")
     user = "--user=root" if os.getuid() == 0 else f"--user={os.environ.get('USER', 'nobody')}"
     with _folder() as folder:
         data, port = folder / "data", _free_port()
@@ -88,11 +89,19 @@ def _tools(*names: str, places: str) -> dict[str, str]:
     found = {name: shutil.which(name, path=os.pathsep.join(folders)) for name in names}
     missing = [name for name, path in found.items() if path is None]
     if missing:
-        reason = f"not installed: {', '.join(missing)}"
-        if os.environ.get("CRATER_TEST_DATABASES") == "required":
-            pytest.fail(reason)
-        pytest.skip(reason)
+        _lacking(", ".join(missing))
     return {name: path for name, path in found.items() if path}
+
+
+def _driver(name: str) -> None:
+    if importlib.util.find_spec(name) is None:
+        _lacking(f"the Python module {name}")
+
+
+def _lacking(what: str) -> NoReturn:
+    if os.environ.get("CRATER_TEST_DATABASES") == "required":
+        pytest.fail(f"not installed: {what}")
+    pytest.skip(f"not installed: {what}")
 
 
 class _folder:  # noqa: N801, reads as a function

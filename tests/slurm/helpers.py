@@ -17,6 +17,7 @@ import yaml
 import crater_slurm.lab as lab_package
 from crater_slurm import paths
 from crater_slurm.lab import Lab
+from crater_slurm.lab.places import INSIDE
 from crater_slurm.model.cpuset import parse_cpulist
 from crater_slurm.slurm import gres, hostlist
 
@@ -24,6 +25,7 @@ from crater_slurm.slurm import gres, hostlist
 PATIENCE = 90.0
 #: Where a lab's users find crater; this installation may lie in a folder that only root can read.
 PEOPLE = "/run/people"
+HOOKS = {"Prolog": "prolog", "Epilog": "epilog", "TaskProlog": "task_prolog"}
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,22 @@ class Share:
     counts: dict[str, int]
 
 
+def patient_lab(factory: Callable[..., Lab], **fields: Any) -> Lab:
+    """A lab whose filter and hooks wait longer than a site's, because this machine may be busy."""
+    conf = {name: f"{INSIDE}/hooks/{script}.sh" for name, script in HOOKS.items()}
+    conf |= fields.pop("slurm_conf", {})
+    lab = factory(slurm_conf=conf, **fields)
+    folder = lab.folders.base / "hooks"
+    folder.mkdir()
+    for name in HOOKS.values():
+        file = folder / f"{name}.sh"
+        file.write_text(f"#!/bin/sh\nexec /usr/lib/crater/prolog/{name}.sh timeout=20\n")
+        file.chmod(0o755)
+    return ready(lab)
+
+
 def ready(lab: Lab) -> Lab:
-    """Make a lab fit for these tests: patient on a busy machine, and with crater for its users."""
+    """Let a lab's filter wait, and its users find crater."""
     file = lab.folders.crater_etc / "filter.lua"
     # Otherwise the filter's breaker would open by chance.
     file.write_text("return {deadline_ms = 2000, breaker_seconds = 1}\n")
@@ -70,7 +86,17 @@ def ready(lab: Lab) -> Lab:
         target = f"{PEOPLE}/{name}"
         for words in (["mkdir", "-p", target], ["mount", "--bind", str(source), target]):
             lab.run(words, user="root", machine_side=True, check=True)
+    if "scheduler" in lab.spec.daemons and lab.spec.seeded:
+        planning(lab)
     return lab
+
+
+def planning(lab: Lab) -> None:
+    """Wait until crater-scheduler has read the cluster and plans jobs."""
+    wait_until(
+        lambda: "crater: planned" in submit(lab, "--test-only", crater="cpus=1").text,
+        "crater-scheduler plans",
+    )
 
 
 def submit(

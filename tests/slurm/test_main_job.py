@@ -15,8 +15,8 @@ from helpers import (
     numa_of_cpus,
     numa_of_gpus,
     output,
+    patient_lab,
     profile,
-    ready,
     script,
     shares,
     variables,
@@ -51,7 +51,7 @@ def lab(lab_factory: Any, tmp_path_factory: pytest.TempPathFactory) -> Lab:
         gpu["uuid"] = UUIDS[gpu["index"]]
     nodes = [("a1", a100), ("l1", profile("l4-inference")), ("e1", profile("a100-sxm-nps4"))]
     file = inventory(tmp_path_factory.mktemp("main"), *nodes)
-    return ready(lab_factory(inventory=file, cache_mib=2048))
+    return patient_lab(lab_factory, inventory=file, cache_mib=2048)
 
 
 def start(lab: Lab, *options: str) -> tuple[int, str]:

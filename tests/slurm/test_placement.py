@@ -12,7 +12,7 @@ from helpers import (
     accepted,
     all_well,
     cancel,
-    ready,
+    patient_lab,
     running,
     settled,
     shares,
@@ -29,8 +29,8 @@ ROUNDS = 20
 
 
 @pytest.fixture(scope="module")
-def cluster(lab: Lab) -> Lab:
-    return ready(lab)
+def cluster(lab_factory: Any) -> Lab:
+    return patient_lab(lab_factory, inventory="demo")
 
 
 @pytest.fixture
@@ -156,6 +156,22 @@ def test_nps4_fills_up_numa_node_by_numa_node(empty: Lab) -> None:
     assert sorted(used) == [1, 3, 5, 7]
 
 
+def test_machines_of_different_make_are_not_mixed(empty: Lab) -> None:
+    """Four GPUs are on one NUMA node or on two, by machine: those with one are taken."""
+    said = submit(empty, crater="gpus=4 cpus=8 numa=strict")
+    assert planned(said) == "4 GPUs, 8 cores on one NUMA node"
+    record = running(empty, accepted(said))
+    assert record["ExcNodeList"] == "e1,s1"
+    share = shares(empty, accepted(said))[0]
+    assert cpu_nodes(empty, share) == gpu_nodes(empty, share)
+    assert len(cpu_nodes(empty, share)) == 1
+    said = submit(empty, "-w", "e1,s1", "-N2", crater="gpus=4 cpus=8 numa=strict")
+    assert planned(said) == "4 GPUs, 8 cores on 2 NUMA nodes on each of 2 nodes"
+    running(empty, accepted(said))
+    for share in shares(empty, accepted(said)):
+        assert cpu_nodes(empty, share) == gpu_nodes(empty, share)
+
+
 @pytest.mark.parametrize("consumed", ["", " memory-bandwidth=100 cache=10"])
 def test_cores_alone_stay_on_one_socket(empty: Lab, consumed: str) -> None:
     """48 cores a socket: two of 20 fit on each, and the fifth waits though 16 cores are free."""
@@ -244,7 +260,7 @@ def test_the_users_options_win(
         (("--mem-per-cpu=100",), "MinMemoryCPU", "100M"),
         (("--mem-per-gpu=200", "--gpus=2"), "NumCPUs", "8"),
         (("-x", "a1,h1,l1"), "ExcNodeList", "a1,h1,l1"),
-        (("-x", "a1", "--gpus-per-node=a100:4"), "ExcNodeList", "a1,e1,h1,l1"),
+        (("-x", "a1", "--gpus-per-node=a100:4"), "ExcNodeList", "a1,e1,h1,l1,s1"),
         (("-w", "s1"), "ReqNodeList", "s1"),
         (("-p", "gpu"), "Partition", "gpu"),
         (("--comment=mine",), "Comment", "mine crater-plan:"),

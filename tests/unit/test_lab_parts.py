@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from crater_slurm.errors import CraterError, LabError
-from crater_slurm.lab import apt, cgroups, inventory, roots
+from crater_slurm.lab import apt, cgroups, inventory, roots, view
 from crater_slurm.lab.spec import LabSpec, labs_folder
 
 SMALL = {"cpu": {"sockets": 1, "cores_per_socket": 2}, "numa_nodes": [{"id": 0, "cpus": "0-1"}]}
@@ -153,3 +153,19 @@ def test_cgroups_that_a_machine_can_not_give(tmp_path: Path) -> None:
     assert "echo '+cpuset' > " in str(cgroups.refusal(tmp_path))
     (tmp_path / "cgroup.subtree_control").write_text("cpuset cpu memory\n")
     assert cgroups.refusal(tmp_path) is None
+
+
+def test_users_of_the_machine_give_way_to_those_of_the_lab(tmp_path: Path) -> None:
+    (tmp_path / "passwd").write_text(
+        "root:x:0:0::/root:/bin/sh\nalice:x:1000:1000::/home/alice:/bin/sh\n"
+        "carol:x:61002:100::/home/carol:/bin/sh\n"
+    )
+    (tmp_path / "group").write_text("root:x:0:\nusers:x:100:alice,bob\n")
+    view._write_etc(tmp_path, ["n1"])
+    users = dict(line.split(":", 1) for line in (tmp_path / "passwd").read_text().splitlines())
+    assert list(users) == ["root", "alice", "bob"]
+    assert users["alice"].startswith("x:61001:61001::/crater-lab/home/alice:")
+    assert (tmp_path / "group").read_text() == (
+        "root:x:0:\nusers:x:100:alice,bob\nalice:x:61001:\nbob:x:61002:\n"
+    )
+    assert "127.0.0.1 n1" in (tmp_path / "hosts").read_text().splitlines()

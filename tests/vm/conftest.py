@@ -36,8 +36,8 @@ tests are skipped, each with the reason; with CRATER_VM_REQUIRE=1 they fail inst
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterator
-from typing import Any
+from collections.abc import Callable, Generator, Iterator
+from typing import Any, TypeVar
 
 import pytest
 
@@ -47,13 +47,20 @@ from .guest import Guest
 from .image import SUITE_OF_RELEASE, build_image
 from .slurm import Slurm, slurm_up
 
+Made = TypeVar("Made")
+
 _booted = pytest.StashKey[Guest]()
 
 
-def _unavailable(error: BedUnavailableError) -> None:
+def _get_or_skip(make: Callable[[], Made]) -> Made:
+    """Return what `make` makes; where this machine cannot, skip the test, or fail if so asked."""
+    try:
+        return make()
+    except BedUnavailableError as error:
+        reason = str(error)
     if os.environ.get("CRATER_VM_REQUIRE") == "1":
-        pytest.fail(str(error), pytrace=False)
-    pytest.skip(str(error))
+        pytest.fail(reason, pytrace=False)
+    pytest.skip(reason)
 
 
 @pytest.fixture(scope="session", params=list(SUITE_OF_RELEASE))
@@ -61,10 +68,7 @@ def guest(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Guest]:
     """A booted guest with one Slurm release, which the whole session's tests share."""
-    try:
-        image = build_image(request.param)
-    except BedUnavailableError as error:
-        _unavailable(error)
+    image = _get_or_skip(lambda: build_image(request.param))
     with Guest.boot(image, tmp_path_factory.mktemp(f"guest-{request.param}")) as booted:
         alloc.install(booted)
         request.config.stash[_booted] = booted
@@ -83,11 +87,7 @@ def slurm(guest: Guest) -> Iterator[Slurm]:
 @pytest.fixture(scope="session")
 def skip_library(guest: Guest, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The path in the guest of the library that skips programs; see preload.py."""
-    try:
-        preload.install(guest, tmp_path_factory.mktemp("preload"))
-    except BedUnavailableError as error:
-        _unavailable(error)
-    return preload.LIBRARY
+    return _get_or_skip(lambda: preload.install(guest, tmp_path_factory.mktemp("preload")))
 
 
 @pytest.hookimpl(wrapper=True)

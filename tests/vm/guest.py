@@ -223,7 +223,7 @@ def qemu_command(image: Image, console: Path, port: int) -> list[str]:
     )
     command = [
         *("setpriv", "--pdeathsig", "KILL", "nice", "-n", "5", "qemu-system-x86_64"),
-        *("-machine", "q35,i8042=off", "-accel", "tcg,thread=multi", "-cpu", "max"),
+        *("-machine", "q35,i8042=off", "-accel", "tcg,thread=multi", "-cpu", "max,la57=off"),
         *("-smp", "8,sockets=2,cores=4,threads=1", "-m", "4096"),
         *("-kernel", str(image.kernel), "-initrd", str(image.initrd), "-append", kernel_options),
         *("-display", "none", "-vga", "none", "-monitor", "none", "-no-reboot"),

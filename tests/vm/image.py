@@ -237,7 +237,7 @@ def _debootstrap(suite: str, packages: Sequence[str], tree: Path, hooks: Sequenc
     ]
     _run(
         [
-            *("mmdebstrap", "--variant=minbase", "--mode=root", "--quiet"),
+            *("mmdebstrap", "--variant=minbase", "--mode=root"),
             "--include=" + ",".join(packages),
             *(f"--aptopt={option}" for option in apt_options),
             *(f"--dpkgopt=path-exclude={pattern}" for pattern in UNUSED_IN_A_GUEST),

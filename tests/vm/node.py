@@ -71,7 +71,7 @@ def crater_node(
     settings: Mapping[str, Any],
     *,
     module: str = "crater_slurm.node",
-    arguments: Sequence[str] = (),
+    arguments: Sequence[str] = ("--foreground",),
 ) -> Iterator[NodeDaemon]:
     """Run the node daemon of this working tree in the guest until the block is left.
 
@@ -86,7 +86,7 @@ def crater_node(
     command = shlex.join(["/usr/bin/python3", "-m", module, *arguments])
     guest.check(
         f"""
-        rm -f {shlex.quote(socket)}
+        rm -f {shlex.quote(socket)} {PID_FILE}
         mkdir -p {Path(socket).parent} {SERVICE_CGROUP}
         (
             echo $BASHPID >{SERVICE_CGROUP}/cgroup.procs
@@ -103,13 +103,14 @@ def crater_node(
     finally:
         if daemon.alive():
             daemon.stop()
+        guest.check(f"echo 1 >{SERVICE_CGROUP}/cgroup.kill")  # what it may have left behind
 
 
 def _await_socket(daemon: NodeDaemon) -> None:
     """Wait for the socket, but no longer than the daemon lives."""
-    guest, ended = daemon.guest, f"! [ -e /proc/$(cat {PID_FILE}) ]"
+    guest, ended = daemon.guest, f"[ -e {PID_FILE} ] && ! [ -e /proc/$(cat {PID_FILE}) ]"
     guest.wait_for(
-        f"[ -S {shlex.quote(daemon.socket)} ] || {ended}",
+        f"[ -S {shlex.quote(daemon.socket)} ] || {{ {ended}; }}",
         START_SECONDS,
         what=f"the node daemon's socket {daemon.socket}",
     )

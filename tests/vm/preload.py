@@ -18,8 +18,8 @@ from .image import GUEST_FILES
 LIBRARY = "/opt/crater-vm/skip_program.so"
 
 
-def install(guest: Guest, folder: Path) -> None:
-    """Compile the library in `folder` and put it into the guest.
+def install(guest: Guest, folder: Path) -> str:
+    """Compile the library in `folder`, put it into the guest and return its path there.
 
     A job uses it by LD_PRELOAD=LIBRARY and SKIP_PROGRAM=PART, PART being any part of an argument
     of the programs that it shall skip.
@@ -30,3 +30,4 @@ def install(guest: Guest, folder: Path) -> None:
     source = GUEST_FILES / "skip_program.c"
     subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", built, source], check=True)
     guest.push([built], str(Path(LIBRARY).parent))
+    return LIBRARY

@@ -24,7 +24,7 @@ LOGS = ("/var/log/slurm/slurmctld.log", "/var/log/slurm/slurmd.log")
 CGROUP_ROOT = "/sys/fs/cgroup"
 GPU_MAJOR = 195
 JOB_SECONDS = 300
-"""Patience for one short job: it takes 8 to 12 s on two free cores, and five times that on busy ones."""
+"""Patience for one short job: 8 to 12 s on two free cores, five times that on busy ones."""
 
 ENDED = (
     *("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL"),

@@ -109,3 +109,7 @@ class TestNodeDaemon:
                 " 'import crater_slurm; print(crater_slurm.__file__)'"
             )
         assert found == "/opt/crater/crater_slurm/__init__.py"
+
+    def test_of_this_tree_starts_with_its_defaults(self, guest: Guest) -> None:
+        with crater_node(guest, {}) as daemon:
+            assert daemon.alive()
