@@ -57,7 +57,7 @@ class Share:
     counts: dict[str, int]
 
 
-def patient_lab(factory: Callable[..., Lab], **fields: Any) -> Lab:
+def patient_lab(factory: Callable[..., Lab], hook_seconds: int = 20, **fields: Any) -> Lab:
     """A lab whose filter and hooks wait longer than a site's, because this machine may be busy."""
     conf = {name: f"{INSIDE}/hooks/{script}.sh" for name, script in HOOKS.items()}
     conf |= fields.pop("slurm_conf", {})
@@ -66,7 +66,9 @@ def patient_lab(factory: Callable[..., Lab], **fields: Any) -> Lab:
     folder.mkdir()
     for name in HOOKS.values():
         file = folder / f"{name}.sh"
-        file.write_text(f"#!/bin/sh\nexec /usr/lib/crater/prolog/{name}.sh timeout=20\n")
+        file.write_text(
+            f"#!/bin/sh\nexec /usr/lib/crater/prolog/{name}.sh timeout={hook_seconds}\n"
+        )
         file.chmod(0o755)
     return ready(lab)
 
@@ -210,9 +212,9 @@ def variables(text: str, prefix: str = "") -> dict[str, str]:
     return {name: value for name, _, value in pairs if name.startswith(prefix)}
 
 
-def crater(lab: Lab, *words: str, user: str = "alice", **how: Any) -> Any:
-    """Run crater as people do, beside slurmctld."""
-    python = Path(sys.executable).resolve().relative_to(Path(sys.base_prefix).resolve())
+def python(lab: Lab, *words: str, user: str = "alice", **how: Any) -> Any:
+    """Run this installation's Python in the lab, with all that crater can import."""
+    program = Path(sys.executable).resolve().relative_to(Path(sys.base_prefix).resolve())
     environment = {
         "PYTHONHOME": f"{PEOPLE}/python",
         "LD_LIBRARY_PATH": f"{PEOPLE}/python/lib",
@@ -220,13 +222,18 @@ def crater(lab: Lab, *words: str, user: str = "alice", **how: Any) -> Any:
         "PYTHONDONTWRITEBYTECODE": "1",
     }
     return lab.run(
-        [f"{PEOPLE}/python/{python}", "-m", "crater_slurm.cli", *words],
+        [f"{PEOPLE}/python/{program}", *words],
         user=user,
         machine_side=True,
         timeout=120,
         environment=environment,
         **how,
     )
+
+
+def crater(lab: Lab, *words: str, user: str = "alice", **how: Any) -> Any:
+    """Run crater as people do, beside slurmctld."""
+    return python(lab, "-m", "crater_slurm.cli", *words, user=user, **how)
 
 
 def explained(lab: Lab, key: int | str, user: str = "alice") -> dict[str, Any]:

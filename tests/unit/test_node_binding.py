@@ -322,17 +322,28 @@ def test_a_newcomer_widens_by_its_limit_alone(watched) -> None:
     assert not list((watched.tree.scope / "job_9").rglob("task_*"))
 
 
-def test_a_lost_event_queue_leads_to_a_new_scan(watched) -> None:
+def test_a_lost_event_queue_leads_to_a_new_scan(watched, monkeypatch) -> None:
     user = watched.tree.run_job("job_1", 1500, "0-3")
     assert wait_for(lambda: watched.tree.mems(user) == "0")
-    before = dict(watched.watcher._paths)
-    relevant = watched.watcher._take([inotify.Event(-1, inotify.Q_OVERFLOW, "")])
-    assert relevant
-    assert {p for p, _ in watched.watcher._paths.values()} == {p for p, _ in before.values()}
+    lost: list[inotify.Event] = []
+    real = inotify.Inotify.read
+
+    def read(self, timeout):
+        events = real(self, timeout)
+        if events and not lost:
+            lost.extend(events)
+            return [inotify.Event(-1, inotify.Q_OVERFLOW, "")]
+        return events
+
+    monkeypatch.setattr(inotify.Inotify, "read", read)
+    passes = len(watched.passes)
+    watched.tree.slurm_job("job_9")  # ends the read that is going on
+    assert wait_for(lambda: len(watched.passes) > passes)
     watched.tree.slurm_job("job_2")
     second = watched.tree.slurm_step("job_2", "batch", "4-7")
     watched.tree.slurm_limit("job_2", 100)
     assert wait_for(lambda: watched.tree.mems(second) == "1")
+    assert lost
 
 
 def test_our_own_writes_do_not_start_a_storm(watched) -> None:

@@ -249,7 +249,7 @@ def _debootstrap(suite: str, packages: Sequence[str], tree: Path, hooks: Sequenc
 
 def _check_release(tree: Path, release: str) -> None:
     """A suite under development moves on; say so here and not in a test that reads oddly."""
-    query = ["chroot", tree, "dpkg-query", "-W", "-f", "${Version}", "slurmd"]
+    query: list[str | Path] = ["chroot", tree, "dpkg-query", "-W", "-f", "${Version}", "slurmd"]
     version = subprocess.run(query, check=True, capture_output=True, text=True).stdout
     if not version.startswith(f"{release}."):
         raise BedUnavailableError(

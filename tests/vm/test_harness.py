@@ -167,7 +167,7 @@ def test_every_release_has_a_suite_of_its_own() -> None:
 
 def test_agent_answers_a_script_with_its_status_and_outputs() -> None:
     """The agent is plain Python, so its wire form can be tried without a guest."""
-    agent = [sys.executable, GUEST_FILES / "agent.py", "127.0.0.1", "0"]
+    agent: list[str | Path] = [sys.executable, GUEST_FILES / "agent.py", "127.0.0.1", "0"]
     with subprocess.Popen(agent, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
