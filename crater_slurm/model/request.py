@@ -76,9 +76,13 @@ class Requirement:
     def check(self, value: Any) -> Any:
         """``value`` when it lies in the requirement's bounds; ValueError otherwise."""
         if self.minimum is not None and value < self.minimum:
-            raise ValueError(f"must be at least {self.minimum:g}{_spaced(self.unit)}")
+            raise ValueError(
+                f"must be at least {units.format_number(self.minimum)}{_spaced(self.unit)}"
+            )
         if self.maximum is not None and value > self.maximum:
-            raise ValueError(f"must be at most {self.maximum:g}{_spaced(self.unit)}")
+            raise ValueError(
+                f"must be at most {units.format_number(self.maximum)}{_spaced(self.unit)}"
+            )
         return value
 
     def format(self, value: Any) -> str:
@@ -86,8 +90,8 @@ class Requirement:
         if isinstance(value, bool):
             return f"{self.key}={'yes' if value else 'no'}"
         if self.kind == "mib":
-            return f"{self.key}={units.format_mib(value).replace(' ', '')}"
-        text = f"{value:g}" if isinstance(value, float) else str(value)
+            return f"{self.key}={_mib(value)}"
+        text = f"{value:.12g}" if isinstance(value, float) else str(value)
         unit = {"GB": "GB", "GB/s": "GB/s", "µs": "us", "s": "s"}.get(self.unit, "")
         return f"{self.key}={text}{unit}"
 
@@ -117,6 +121,11 @@ class Requirement:
         if self.maximum is not None:
             schema["maximum"] = self.maximum
         return schema
+
+
+def _mib(value: int) -> str:
+    """Without loss: 16384 is 16GiB, 15259 stays."""
+    return f"{value // 1024}GiB" if value % 1024 == 0 else f"{value}MiB"
 
 
 def _spaced(unit: str) -> str:

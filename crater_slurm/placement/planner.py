@@ -8,66 +8,29 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 
 from crater_slurm.model.job import Job
-from crater_slurm.model.plan import Condition, Placement, Plan
-from crater_slurm.model.profile import NodeProfile
+from crater_slurm.model.plan import Placement, Plan
 from crater_slurm.model.request import Request
-from crater_slurm.placement import advice, numa
+from crater_slurm.placement import advice
 from crater_slurm.placement.inventory import Inventory, NodeClass
 from crater_slurm.placement.need import Need, join
+from crater_slurm.placement.outcome import Outcome, Scope
 from crater_slurm.placement.rules import (
     Check,
     Result,
     combine,
     evaluate_machine,
     evaluate_storage,
-    physical_cores,
 )
+from crater_slurm.placement.selection import alike, choose_type, kinds
+from crater_slurm.placement.tally import conditions, enough, excluded, nodes_of, union
 
 #: Evaluated needs kept per inventory; a cluster's users repeat themselves far below this.
 _CACHE_SIZE = 4096
-_EXAMPLES = 3
 _NO_PROFILE = "has no profile in the store"
-
-FeaturePredicate = Callable[[frozenset[str]], bool]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scope:
-    """Which nodes the user's own options leave: partitions, -w, -x and --constraint."""
-
-    partitions: tuple[str, ...] = ()
-    only: tuple[str, ...] | None = None
-    without: tuple[str, ...] = ()
-    features: FeaturePredicate | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """The result of planning. ``plan`` is None when the job is refused (``feasible`` False).
-
-    ``passed`` and ``failed`` are node sets of the inventory; ``known`` False means that no
-    profile covers the nodes in question, so that crater has no say.
-    """
-
-    need: Need
-    feasible: bool
-    known: bool = True
-    plan: Plan | None = None
-    passed: int = 0
-    failed: int = 0
-    placement: Placement | None = None
-    domains: int = 0
-    conditions: tuple[Condition, ...] = ()
-    excluded: tuple[tuple[str, int, str], ...] = ()
-    nearest_node: str = ""
-    nearest_have: tuple[str, ...] = ()
-    nearest_profile: NodeProfile | None = None
-    smallest_change: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -116,17 +79,17 @@ class Planner:
         if not results:
             return Outcome(need=need, feasible=True, known=False)
         passing = [(c, r) for c, r in results if r.ok]
-        gres_type, passing = _choose_type(passing, need, candidates, named)
+        gres_type, passing = choose_type(passing, need, candidates, named)
         if not named:
-            passing = _alike(passing, need, candidates, self.inventory.usable)
-        passed = _nodes_of(passing, candidates)
+            passing = alike(passing, need, candidates, self.inventory.usable)
+        passed = nodes_of(passing, candidates)
         outcome = Outcome(
             need=need,
-            feasible=_enough(passed, need, named),
+            feasible=enough(passed, need, named),
             passed=passed,
             failed=candidates & ~passed,
-            conditions=_conditions(results, candidates),
-            excluded=_excluded(results, candidates, self.inventory, passed, _kinds(passing)),
+            conditions=conditions(results, candidates),
+            excluded=excluded(results, candidates, self.inventory, passed, kinds(passing)),
         )
         if not outcome.feasible:
             return self._with_nearest(outcome, results, candidates)
@@ -142,14 +105,14 @@ class Planner:
         partitions = scope.partitions or (
             (inventory.default_partition,) if inventory.default_partition else ()
         )
-        nodes = _union(inventory.partitions.get(p, 0) for p in partitions)
+        nodes = union(inventory.partitions.get(p, 0) for p in partitions)
         if not partitions:
             nodes = inventory.everything
         if scope.only is not None:
             nodes &= inventory.name_set(scope.only)
         nodes &= ~inventory.name_set(scope.without)
         if scope.features is not None:
-            nodes &= _union(n for f, n in inventory.feature_sets if scope.features(f))
+            nodes &= union(n for f, n in inventory.feature_sets if scope.features(f))
         return nodes
 
     def _evaluate(self, need: Need) -> list[tuple[NodeClass, Result]]:
@@ -196,7 +159,7 @@ class Planner:
         def fits(request: Request, job: Job, on: int) -> bool:
             need = join(request, job).need
             passed = self._passed(need, candidates, named)
-            return _enough(passed, need, named) and bool(passed & on)
+            return enough(passed, need, named) and bool(passed & on)
 
         def told(words: advice.Words) -> str | None:
             changed = advice.reworded(words, outcome.need, request, job)
@@ -218,7 +181,7 @@ class Planner:
     def _passed(self, need: Need, candidates: int, named: int) -> int:
         """The candidates that can take a job of this need."""
         passing = [(c, r) for c, r in self._evaluate(need) if r.ok and c.nodes & candidates]
-        return _nodes_of(_choose_type(passing, need, candidates, named)[1], candidates)
+        return nodes_of(choose_type(passing, need, candidates, named)[1], candidates)
 
     def _notes(
         self, passing: list[tuple[NodeClass, Result]], need: Need, passed: int
@@ -248,22 +211,6 @@ class Planner:
         return tuple(notes)
 
 
-def _union(sets: Iterable[int]) -> int:
-    result = 0
-    for nodes in sets:
-        result |= nodes
-    return result
-
-
-def _nodes_of(passing: Sequence[tuple[NodeClass, Result]], candidates: int) -> int:
-    return _union(c.nodes for c, _ in passing) & candidates
-
-
-def _enough(passed: int, need: Need, named: int) -> bool:
-    """A node that the user names with -w is always part of the job: all of them must pass."""
-    return passed.bit_count() >= need.nodes and not named & ~passed
-
-
 def _shape(job: Job) -> Hashable:
     """The options on which a way out depends."""
     return (
@@ -278,85 +225,6 @@ def _shape(job: Job) -> Hashable:
         job.sockets_per_node,
         job.exclusive,
     )
-
-
-def _choose_type(
-    passing: list[tuple[NodeClass, Result]], need: Need, candidates: int, named: int
-) -> tuple[str | None, list[tuple[NodeClass, Result]]]:
-    """The gres type to ask for, where machines mix GPUs that qualify with others that do not.
-
-    A request names at most one type. Without one, a machine serves whose GPUs all qualify; with
-    one, any that has enough GPUs of the type. What serves the most nodes is asked for.
-    """
-    uniform = [(c, r) for c, r in passing if len(r.eligible) == len(c.profile.gpus)]
-    if not need.gpus or len(uniform) == len(passing):
-        return None, passing
-    if need.untyped:
-        enough = _enough(_nodes_of(uniform, candidates), need, named)
-        return None, uniform if enough else passing
-    by_type: dict[str, list[tuple[NodeClass, Result]]] = {}
-    for node_class, result in passing:
-        for name, narrowed in _types(node_class, result, need):
-            by_type.setdefault(name, []).append((node_class, narrowed))
-    if need.gres_type:
-        mixed = [
-            (c, r)
-            for name, found in by_type.items()
-            if name == need.gres_type
-            for c, r in found
-            if len(r.eligible) < len(c.profile.gpus)
-        ]
-        return None, uniform + mixed
-    choices: list[tuple[str | None, list[tuple[NodeClass, Result]]]] = [(None, uniform)]
-    choices += sorted(by_type.items())
-    return max(choices, key=lambda choice: _nodes_of(choice[1], candidates).bit_count())
-
-
-def _kinds(passing: list[tuple[NodeClass, Result]]) -> set[tuple[int, int]]:
-    """NUMA nodes that the job uses and GPUs on each, as far as they differ among machines."""
-    return {(r.fit.count, r.fit.gpus_per_domain) for _, r in passing if r.fit}
-
-
-def _alike(
-    passing: list[tuple[NodeClass, Result]], need: Need, candidates: int, usable: int
-) -> list[tuple[NodeClass, Result]]:
-    """Machines on which a strict job uses the same number of NUMA nodes, the fewest possible.
-
-    Slurm can be told one number only; told none, it would spread the job on every machine.
-    """
-    groups: dict[tuple[int, int], list[tuple[NodeClass, Result]]] = {}
-    for node_class, result in passing:
-        if result.fit:
-            key = (result.fit.count, result.fit.gpus_per_domain)
-            groups.setdefault(key, []).append((node_class, result))
-    if len(groups) < 2:
-        return passing
-
-    def rank(key: tuple[int, int]) -> tuple[bool, bool, bool, int]:
-        nodes = _union(c.nodes for c, _ in groups[key]) & candidates
-        few_up = (nodes & usable).bit_count() < need.nodes
-        uneven = need.gpus > 0 and not key[1]
-        return (nodes.bit_count() < need.nodes, few_up, uneven, key[0])
-
-    best = min(groups, key=rank)
-    return passing if rank(best)[0] else groups[best]
-
-
-def _types(node_class: NodeClass, result: Result, need: Need) -> Iterable[tuple[str, Result]]:
-    """Gres types of which the machine has enough, all qualifying, and the fit with those alone."""
-    by_type: dict[str, list[int]] = {}
-    profile = node_class.profile
-    for gpu in profile.gpus:
-        by_type.setdefault(gpu.gres_type or "", []).append(gpu.index)
-    for name, indexes in by_type.items():
-        if not name or len(indexes) < need.gpus or not result.eligible.issuperset(indexes):
-            continue
-        gpus = frozenset(indexes)
-        fit = None
-        if need.strict:
-            fit = numa.fit(profile, gpus, need, physical_cores(profile, need))
-        if fit is None or fit.ok:
-            yield name, dataclasses.replace(result, eligible=gpus, fit=fit)
 
 
 def _plan(plan_id: str, request: Request, outcome: Outcome) -> Plan:
@@ -400,7 +268,7 @@ def _placement(
 
 def _domain_gpus(passing: list[tuple[NodeClass, Result]]) -> int:
     """GPUs per NUMA node when every machine shares them out alike, else 0."""
-    shares = _kinds(passing)
+    shares = kinds(passing)
     return next(iter(shares))[1] if len(shares) == 1 else 0
 
 
@@ -425,83 +293,6 @@ def _evaluate_all(classes: Iterable[NodeClass], need: Need) -> list[tuple[NodeCl
             whole[pair] = combine(machines[c.machine], storages[c.storage])
         results.append((c, whole[pair]))
     return results
-
-
-@dataclass(slots=True)
-class _Tally:
-    """The nodes to which one check applies, and one of them."""
-
-    check: Check
-    nodes: int
-    example: str
-
-
-def _conditions(results: list[tuple[NodeClass, Result]], candidates: int) -> tuple[Condition, ...]:
-    """One line for each need, over all candidate nodes; shared checks are tallied once."""
-    tallies: dict[str, dict[int, _Tally]] = {}
-    for node_class, result in results:
-        nodes = node_class.nodes & candidates
-        for check in result.checks:
-            named = tallies.setdefault(check.name, {})
-            tally = named.get(id(check))
-            if tally is None:
-                named[id(check)] = _Tally(check, nodes, node_class.example)
-            else:
-                tally.nodes |= nodes
-    everything = _union(c.nodes for c, _ in results) & candidates
-    return tuple(
-        _condition(name, list(named.values()), everything) for name, named in tallies.items()
-    )
-
-
-def _condition(name: str, tallies: list[_Tally], everything: int) -> Condition:
-    bad = [t for t in tallies if not t.check.ok]
-    failed = _union(t.nodes for t in bad)
-    best = max((t.check for t in tallies), key=lambda c: (c.ok, c.measure))
-    return Condition(
-        name=name,
-        need=best.need,
-        have=best.have,
-        passed_nodes=(everything & ~failed).bit_count(),
-        failed_nodes=failed.bit_count(),
-        failed_examples=tuple(f"{t.example}: {t.check.reason}" for t in bad[:_EXAMPLES]),
-        reason=bad[0].check.reason if bad else "",
-    )
-
-
-def _excluded(
-    results: list[tuple[NodeClass, Result]],
-    candidates: int,
-    inventory: Inventory,
-    passed: int,
-    kinds: set[tuple[int, int]],
-) -> tuple[tuple[str, int, str], ...]:
-    """Why nodes did not pass, counted, each reason with an example node."""
-    by_result: dict[int, tuple[Result, int]] = {}
-    for node_class, result in results:
-        nodes = node_class.nodes & candidates & ~passed
-        if nodes:
-            _, before = by_result.get(id(result), (result, 0))
-            by_result[id(result)] = (result, before | nodes)
-    groups: dict[str, list[int]] = {}
-    for result, nodes in by_result.values():
-        bad = [c.reason for c in result.checks if not c.ok]
-        reason = "; ".join(bad) or _set_apart(result, kinds)
-        groups.setdefault(reason, []).append(nodes)
-    if unknown := inventory.unknown & candidates:
-        groups.setdefault(_NO_PROFILE, []).append(unknown)
-    rows = []
-    for reason, sets in groups.items():
-        nodes = _union(sets)
-        rows.append((inventory.names_of(nodes, 1)[0], nodes.bit_count(), reason))
-    return tuple(sorted(rows, key=lambda row: -row[1]))
-
-
-def _set_apart(result: Result, kinds: set[tuple[int, int]]) -> str:
-    """Why a machine that meets every need is left out all the same."""
-    if result.fit and (result.fit.count, result.fit.gpus_per_domain) not in kinds:
-        return f"the job would use {result.fit.count} NUMA nodes, unlike on the nodes chosen"
-    return "has no GPU type that can be asked for alone"
 
 
 def _sentence(check: Check) -> str:

@@ -19,7 +19,7 @@ from crater_slurm.model.directives import DirectiveError, Directives, parse_job
 from crater_slurm.model.job import Job, JobKind
 from crater_slurm.model.plan import Decision, Mode, Plan, Verdict
 from crater_slurm.model.request import Request
-from crater_slurm.placement.planner import Outcome, Scope
+from crater_slurm.placement.outcome import Outcome, Scope
 from crater_slurm.scheduler.state import View
 from crater_slurm.slurm import features, hostlist, levers
 from crater_slurm.slurm.fields import job_from_fields

@@ -23,7 +23,7 @@ from crater_slurm.slurm import gres, hostlist
 
 #: For things that take a second; a busy machine must not fail a test.
 PATIENCE = 90.0
-#: Where a lab's users find crater; this installation may lie in a folder that only root can read.
+#: Where a lab's users find crater.
 PEOPLE = "/run/people"
 HOOKS = {"Prolog": "prolog", "Epilog": "epilog", "TaskProlog": "task_prolog"}
 
@@ -79,6 +79,14 @@ def ready(lab: Lab) -> Lab:
     # Otherwise the filter's breaker would open by chance.
     file.write_text("return {deadline_ms = 2000, breaker_seconds = 1}\n")
     file.chmod(0o644)
+    _bring_python(lab, None)
+    if "scheduler" in lab.spec.daemons and lab.spec.seeded:
+        planning(lab)
+    return lab
+
+
+def _bring_python(lab: Lab, node: str | None) -> None:
+    """Let everybody find this installation there; it may lie in a folder of root's."""
     folders = {
         "python": Path(sys.base_prefix),
         "crater_slurm": paths.PACKAGE,
@@ -87,10 +95,7 @@ def ready(lab: Lab) -> Lab:
     for name, source in folders.items():
         target = f"{PEOPLE}/{name}"
         for words in (["mkdir", "-p", target], ["mount", "--bind", str(source), target]):
-            lab.run(words, user="root", machine_side=True, check=True)
-    if "scheduler" in lab.spec.daemons and lab.spec.seeded:
-        planning(lab)
-    return lab
+            lab.run(words, user="root", node=node, machine_side=True, check=True)
 
 
 def planning(lab: Lab) -> None:
@@ -214,6 +219,9 @@ def variables(text: str, prefix: str = "") -> dict[str, str]:
 
 def python(lab: Lab, *words: str, user: str = "alice", **how: Any) -> Any:
     """Run this installation's Python in the lab, with all that crater can import."""
+    node = how.get("node")
+    if node and lab.node_run(node, ["test", "-d", f"{PEOPLE}/python/bin"]).returncode:
+        _bring_python(lab, node)
     program = Path(sys.executable).resolve().relative_to(Path(sys.base_prefix).resolve())
     environment = {
         "PYTHONHOME": f"{PEOPLE}/python",

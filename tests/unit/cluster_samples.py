@@ -24,7 +24,8 @@ from crater_slurm.model.profile import (
     Provenance,
 )
 from crater_slurm.placement import inventory
-from crater_slurm.placement.planner import Outcome, Planner, Scope
+from crater_slurm.placement.outcome import Outcome, Scope
+from crater_slurm.placement.planner import Planner
 from crater_slurm.scheduler.decide import Answer, Decider
 from crater_slurm.scheduler.state import View
 

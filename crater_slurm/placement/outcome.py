@@ -1,0 +1,47 @@
+"""What planning works on and comes to: the nodes that a job's options leave, and the outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from crater_slurm.model.plan import Condition, Placement, Plan
+from crater_slurm.model.profile import NodeProfile
+from crater_slurm.placement.need import Need
+
+FeaturePredicate = Callable[[frozenset[str]], bool]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """Which nodes the user's own options leave: partitions, -w, -x and --constraint."""
+
+    partitions: tuple[str, ...] = ()
+    only: tuple[str, ...] | None = None
+    without: tuple[str, ...] = ()
+    features: FeaturePredicate | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The result of planning. ``plan`` is None when the job is refused (``feasible`` False).
+
+    ``passed`` and ``failed`` are node sets of the inventory; ``known`` False means that no
+    profile covers the nodes in question, so that crater has no say.
+    """
+
+    need: Need
+    feasible: bool
+    known: bool = True
+    plan: Plan | None = None
+    passed: int = 0
+    failed: int = 0
+    placement: Placement | None = None
+    domains: int = 0
+    conditions: tuple[Condition, ...] = ()
+    excluded: tuple[tuple[str, int, str], ...] = ()
+    nearest_node: str = ""
+    nearest_have: tuple[str, ...] = ()
+    nearest_profile: NodeProfile | None = None
+    smallest_change: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()

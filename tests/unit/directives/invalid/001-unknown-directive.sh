@@ -1,0 +1,2 @@
+#!/bin/bash
+#CRATER gpu=2

@@ -1,0 +1,3 @@
+#!/bin/bash
+#CRATER gpus numa=
+#CRATER strict

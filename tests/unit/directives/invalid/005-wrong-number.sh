@@ -1,0 +1,3 @@
+#!/bin/bash
+#CRATER gpus=two cpus=-1
+#CRATER cpus=1.5

@@ -1,0 +1,4 @@
+#!/bin/bash
+#CRATER gpuz=1
+#CRATER cpus=x
+#CRATER numa=

@@ -1,0 +1,4 @@
+#!/bin/bash
+#CRATER checkpoint=ckpt
+#CRATER checkpoint=/a/../b
+#CRATER checkpoint=s3://

@@ -1,0 +1,2 @@
+#!/bin/bash
+#CRATER model=ab checkpoint=/ab

@@ -1,0 +1,2 @@
+#!/bin/bash
+#CRATER gpus:2

@@ -1,0 +1,2 @@
+#!/bin/bash
+#CRATER GPU_Memory=16G NUMA=best-effort Precision=BF16

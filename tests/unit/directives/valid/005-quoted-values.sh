@@ -1,0 +1,2 @@
+#!/bin/bash
+#CRATER model="Llama 3 8B" checkpoint='/project/my ckpt'

@@ -1,0 +1,4 @@
+#!/bin/bash
+#CRATER
+#CRATER   
+echo no

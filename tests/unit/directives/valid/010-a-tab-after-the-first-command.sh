@@ -1,0 +1,3 @@
+#!/bin/bash
+cd /tmp
+#CRATER	gpus=8

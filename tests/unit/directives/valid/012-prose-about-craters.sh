@@ -1,0 +1,4 @@
+#!/bin/bash
+# crater is what this cluster runs
+#CRATERS are many
+#CRATERgpus

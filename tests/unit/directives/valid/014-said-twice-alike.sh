@@ -1,0 +1,3 @@
+#!/bin/bash
+#CRATER gpus=2 gpu-memory=16GiB
+#CRATER gpus=2 gpu-memory=16384

@@ -1,0 +1,5 @@
+#!/bin/bash
+
+   
+  echo hello
+#CRATER gpus=2

@@ -1,0 +1,2 @@
+#!/bin/bash
+#CRATER checkpoint=s3://models/run-7

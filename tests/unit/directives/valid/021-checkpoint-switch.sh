@@ -1,0 +1,2 @@
+#!/bin/bash
+#CRATER checkpoint=Yes preemptible=TRUE gpus=0

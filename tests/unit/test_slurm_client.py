@@ -1,0 +1,246 @@
+"""What Slurm's commands print, as captured in the formats of 22.05 to 26.05, and their failures."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from crater_slurm.errors import SlurmError
+from crater_slurm.model.cluster import SlurmNode
+from crater_slurm.slurm.client import Client, parse_record, parse_sinfo, parse_version
+
+SINFO = {
+    # 22.05 prints sockets behind GPUs and (null) for nothing.
+    "22.05": "\n".join(
+        [
+            "gpu|idle|a100,nvme|gpu:a100:4(S:0-1),membw:280|a[1-2]",
+            "gpu|drained|(null)|gpu:4(S:0)|a3",
+            "cpu|mixed|(null)|(null)|c[1-2]",
+            "all|idle|a100,nvme|gpu:a100:4(S:0-1),membw:280|a[1-2]",
+        ]
+    ),
+    # 24.11 marks what a node is about to do behind its state.
+    "24.11": "\n".join(
+        [
+            "gpu|idle~|a100,nvme|gpu:a100:4(S:0-1),membw:280|a[1-2]",
+            "gpu|draining|(null)|gpu:4(S:0)|a3",
+            "cpu|mixed-|(null)|(null)|c[1-2]",
+            "all|idle~|a100,nvme|gpu:a100:4(S:0-1),membw:280|a[1-2]",
+        ]
+    ),
+    "26.05": "\n".join(
+        [
+            "gpu|idle|a100,nvme|gpu:a100:4(S:0-1),membw:no_consume:280|a[1-2]",
+            "gpu|down*|(null)|gpu:(null):4(S:0)|a3",
+            "cpu|planned|(null)||c[1-2]",
+            "all|idle|a100,nvme|gpu:a100:4(S:0-1),membw:no_consume:280|a[1-2]",
+            "",
+            "a line that is no node",
+        ]
+    ),
+}
+
+
+@pytest.mark.parametrize("version", SINFO)
+def test_nodes_are_the_same_in_every_version_s_words(version: str) -> None:
+    found = {n.name: n for n in parse_sinfo(SINFO[version]).nodes}
+    assert list(found) == ["a1", "a2", "a3", "c1", "c2"]
+    assert found["a1"].partitions == {"gpu", "all"}
+    assert found["a1"].features == {"a100", "nvme"}
+    assert found["a1"].gres == {"gpu": 4, "membw": 280}
+    assert found["a3"].gres == {"gpu": 4}
+    assert found["a3"].features == frozenset()
+    assert not found["a3"].usable
+    assert found["c2"].gres == {}
+    assert found["c2"].usable
+
+
+@pytest.mark.parametrize(
+    ("state", "usable"),
+    [
+        ("idle", True),
+        ("allocated", True),
+        ("mixed", True),
+        ("completing", True),
+        ("planned", True),
+        ("reserved", True),
+        ("powered_down", True),  # woken for a job
+        ("powering_down", True),
+        ("powered_down+drain", False),
+        ("idle~", True),
+        ("down", False),
+        ("down*", False),
+        ("drained", False),
+        ("draining", False),
+        ("fail", False),
+        ("failing", False),
+        ("maint", False),
+        ("future", False),
+        ("unknown", False),
+        ("inval", False),
+        ("no_respond", False),
+        ("DOWN+DRAIN", False),
+    ],
+)
+def test_a_state_says_whether_jobs_may_start_there(state: str, usable: bool) -> None:
+    assert SlurmNode(name="n", state=state).usable is usable
+
+
+def test_an_empty_cluster_is_no_error() -> None:
+    assert parse_sinfo("").nodes == ()
+
+
+def test_a_gres_that_can_t_be_read_is_an_error_that_shows_it() -> None:
+    with pytest.raises(SlurmError, match="gres that can't be read: 'a:b:c:d'"):
+        parse_sinfo("gpu|idle|(null)|a:b:c:d|n1")
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("slurm-wlm 22.05.8", (22, 5)),
+        ("slurm 24.11.5", (24, 11)),
+        ("slurm 26.05.0-0rc1", (26, 5)),
+        ("", (0, 0)),
+        ("slurm next", (0, 0)),
+    ],
+)
+def test_versions_are_year_and_month(text: str, version: tuple[int, int]) -> None:
+    assert parse_version(text) == version
+
+
+JOB = {
+    "22.05": "JobId=7 JobName=train me UserId=ada(1000) JobState=PENDING Reason=Resources "
+    "Comment=crater-plan:1.abc.def Command=/home/ada/my job.sh TresPerNode=gres:gpu:2",
+    "24.11": "JobId=7 JobName=train me UserId=ada(1000) JobState=PENDING Reason=Resources "
+    "ReqTRES=cpu=8,mem=1G,node=1,billing=8,gres/gpu=2 AllocTRES=(null) "
+    "Comment=crater-plan:1.abc.def Command=/home/ada/my job.sh TresPerNode=gres/gpu:2",
+}
+
+
+@pytest.mark.parametrize("version", JOB)
+def test_a_job_s_fields_are_read_whole(version: str) -> None:
+    record = parse_record(JOB[version])
+    assert record["JobId"] == "7"
+    assert record["JobName"] == "train me"
+    assert record["Reason"] == "Resources"
+    assert record["Comment"] == "crater-plan:1.abc.def"
+    assert record["Command"] == "/home/ada/my job.sh"
+    assert record["TresPerNode"].startswith("gres")
+
+
+def test_a_user_s_text_never_replaces_a_field_of_slurm_s() -> None:
+    record = parse_record("JobId=7 JobState=RUNNING Comment=x JobId=8 JobState=FAILED Mine=1")
+    assert (record["JobId"], record["JobState"]) == ("7", "RUNNING")
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(max_size=200))
+def test_any_output_is_a_cluster_a_record_or_a_crater_error(text: str) -> None:
+    parse_record(text)
+    parse_version(text)
+    try:
+        parse_sinfo(text)
+    except Exception as error:  # noqa: BLE001
+        from crater_slurm.errors import CraterError
+
+        assert isinstance(error, CraterError)  # noqa: PT017
+
+
+def script(folder: Path, name: str, body: str) -> None:
+    file = folder / name
+    file.write_text(f"#!/bin/sh\n{body}\n")
+    file.chmod(0o755)
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> Client:
+    script(
+        tmp_path,
+        "scontrol",
+        "cat <<'END'\nConfiguration data as of now\nClusterName             = hpc\n"
+        "GresTypes               = gpu,membw\nSLURM_VERSION           = 24.11.5\n"
+        "SlurmctldParameters     = (null)\n\nSlurmctld(primary) at ctl is UP\nEND",
+    )
+    script(
+        tmp_path,
+        "sinfo",
+        'case "$*" in *%P*) printf "cpu\\ngpu*\\n";; *) echo "gpu|idle|(null)|gpu:4|n1";; esac',
+    )
+    return Client(bin_dir=tmp_path, timeout_seconds=5)
+
+
+def test_the_cluster_is_read_with_its_name_version_and_default(slurm: Client) -> None:
+    found = slurm.cluster()
+    assert (found.name, found.version, found.default_partition) == ("hpc", (24, 11), "gpu")
+    assert found.gres_types == {"gpu", "membw"}
+    assert [n.name for n in found.nodes] == ["n1"]
+    assert found.time > 0
+
+
+def test_null_settings_are_empty(slurm: Client) -> None:
+    assert slurm.config()["SlurmctldParameters"] == ""
+
+
+def test_a_missing_command_says_what_to_install(tmp_path: Path) -> None:
+    with pytest.raises(SlurmError, match=r"sinfo' is not there; install Slurm's client commands"):
+        Client(bin_dir=tmp_path).version()
+
+
+def test_a_failing_command_s_last_words_are_the_message(tmp_path: Path) -> None:
+    script(tmp_path, "sinfo", "echo noise >&2; echo 'Unable to contact slurm controller' >&2; exit 1")
+    with pytest.raises(SlurmError, match="^sinfo failed: Unable to contact slurm controller$"):
+        Client(bin_dir=tmp_path).version()
+
+
+def test_a_failing_command_without_words_gives_its_code(tmp_path: Path) -> None:
+    script(tmp_path, "sinfo", "exit 3")
+    with pytest.raises(SlurmError, match="^sinfo failed: 3$"):
+        Client(bin_dir=tmp_path).version()
+
+
+def test_a_hanging_command_is_given_up(tmp_path: Path) -> None:
+    script(tmp_path, "sinfo", "exec sleep 60")
+    with pytest.raises(SlurmError, match="did not answer within 0.2 s"):
+        Client(bin_dir=tmp_path, timeout_seconds=0.2).version()
+
+
+def test_output_that_is_no_utf8_is_read_all_the_same(tmp_path: Path) -> None:
+    script(tmp_path, "sinfo", "printf 'slurm 24.11\\377'")
+    assert Client(bin_dir=tmp_path).version() == (24, 11)
+
+
+def test_variables_of_a_job_around_us_do_not_change_what_commands_print(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script(tmp_path, "sinfo", 'env > "$(dirname "$0")/env"')
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    monkeypatch.setenv("SINFO_FORMAT", "%n")
+    monkeypatch.setenv("SLURM_CONF", "/elsewhere/slurm.conf")
+    Client(bin_dir=tmp_path, environment={"MUNGE_X": "y"}).version()
+    seen = dict(line.split("=", 1) for line in (tmp_path / "env").read_text().splitlines())
+    assert "SLURM_JOB_ID" not in seen
+    assert "SINFO_FORMAT" not in seen
+    assert seen["SLURM_CONF"] == "/elsewhere/slurm.conf"
+    assert seen["SLURM_TIME_FORMAT"] == "standard"
+    assert seen["MUNGE_X"] == "y"
+    assert seen["PATH"] == os.environ["PATH"]
+    Client(bin_dir=tmp_path, conf=Path("/here/slurm.conf")).version()
+    assert "SLURM_CONF=/here/slurm.conf" in (tmp_path / "env").read_text().splitlines()
+
+
+@pytest.mark.parametrize("job_id", ["", "7; rm -rf /", "--all", "7_", "7_a", "a", "7\n8"])
+def test_what_is_no_job_id_is_never_given_to_slurm(slurm: Client, job_id: str) -> None:
+    with pytest.raises(SlurmError, match="is no job id"):
+        slurm.job(job_id)
+
+
+@pytest.mark.parametrize("job_id", ["7", "7_4", "7+1"])
+def test_a_job_is_asked_for_by_its_id(tmp_path: Path, job_id: str) -> None:
+    script(tmp_path, "scontrol", 'echo "JobId=7 Args=$*"')
+    record = Client(bin_dir=tmp_path).job(job_id)
+    assert record == {"JobId": "7", "Args": f"--oneliner --details show job {job_id}"}
