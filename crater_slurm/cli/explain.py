@@ -140,6 +140,8 @@ def _check(script: Path, options: tuple[str, ...]) -> Explained:
         _fetch(nonce, result)
     except NotFoundError:
         result.notes += [line for line in said if line.startswith("crater:")]
+        if done.returncode:
+            raise SlurmError("\n".join(said) or "sbatch --test-only failed") from None
         result.notes.append(
             "crater made no decision: the script has no directives, mode=off, or the filter is off"
         )

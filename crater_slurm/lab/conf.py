@@ -49,6 +49,8 @@ _CLOUD = {
     "ResumeTimeout": "36000",
     "ResumeRate": "0",
 }
+#: The lab's daemons share a machine with its nodes and jobs, so an answer may take longer there.
+_FILTER = "-- See etc/filter.lua of crater-slurm for all settings.\nreturn { deadline_ms = 1000 }\n"
 _HOOKS = {
     "Prolog": f"{LIBRARY}/prolog/prolog.sh",
     "Epilog": f"{LIBRARY}/prolog/epilog.sh",
@@ -153,7 +155,7 @@ def write_crater(spec: LabSpec, folders: Folders) -> None:
     }
     _merge(tree, spec.crater_conf)
     (folders.crater_etc / "crater.yaml").write_text(yaml.safe_dump(tree, sort_keys=False))
-    shutil.copy(paths.share("etc") / "filter.lua", folders.crater_etc)
+    (folders.crater_etc / "filter.lua").write_text(_FILTER)
     key = folders.crater_etc / "plan.key"
     key.touch(mode=0o400)
     key.chmod(0o400)
@@ -196,7 +198,9 @@ def write_devices(inventory: Inventory, folders: Folders) -> None:
 
 def write_commands(folders: Folders, commands: list[str], *, rooted: bool) -> None:
     """Slurm's commands of the lab's version, for programs on the machine's side of the lab."""
-    prefix = f"chroot {INSIDE_ROOT} " if rooted else ""
+    # chroot leaves the working folder, which a script's path may be relative to.
+    enter = f'chroot {INSIDE_ROOT} /bin/sh -c \'cd "$0" 2>/dev/null; exec "$@"\' "$PWD" '
+    prefix = enter if rooted else ""
     for name in commands:
         file = folders.bin / name
         file.write_text(

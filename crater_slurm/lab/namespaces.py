@@ -65,6 +65,9 @@ class Namespaces:
             words += ["--pdeathsig", "KILL"]
         if user != "root":
             words += [f"--reuid={user}", f"--regid={user}", "--init-groups"]
+            if self.rooted and machine_side:
+                # The Slurm commands that it may call lie in another root, see places.
+                words += ["--inh-caps=+sys_chroot", "--ambient-caps=+sys_chroot"]
         words.append("--")
         words += ["env", "--ignore-environment", f"--chdir={cwd or home}"]
         words += [f"{key}={value}" for key, value in variables.items()]

@@ -7,7 +7,6 @@ it. Each one is tried, as a whole job, before it is told.
 from __future__ import annotations
 
 import dataclasses
-import math
 import shlex
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -89,7 +88,7 @@ def _lowered(profile: NodeProfile, need: Need) -> Words:
         words["ssd-iops"] = str(iops)
     latencies = [n.read_latency_us for n in profile.nvmes if n.read_latency_us is not None]
     if need.ssd_latency_us and "ssd-latency" in failing and latencies:
-        words["ssd-latency"] = f"{math.ceil(min(latencies) * 10) / 10:.12g}us"
+        words["ssd-latency"] = f"{_rounded(min(latencies), 1, up=True):.12g}us"
     if need.cache_gb and "cache" in failing and profile.cache_gb:
         words["cache"] = f"{profile.cache_gb}GB"
     if need.avx and "avx" in failing:
@@ -143,7 +142,15 @@ def _most_bandwidth(profile: NodeProfile, need: Need, eligible: frozenset[int]) 
         most = numa.most_bandwidth(profile, eligible, need, cores if need.cpus else None)
     else:
         most = profile.memory_bandwidth_gb_s
-    return math.floor((most or 0) * 100) / 100
+    return _rounded(most or 0, 2, up=False)
+
+
+def _rounded(value: float, digits: int, *, up: bool) -> float:
+    """Rounded, but never to the side on which it would not fit."""
+    near = round(value, digits)
+    if near < value if up else near > value:
+        near += 10**-digits if up else -(10**-digits)
+    return round(near, digits)
 
 
 def reworded(words: Words, need: Need, request: Request, job: Job) -> Changed | None:

@@ -115,6 +115,20 @@ def _ratio(have: float, need: float) -> float:
     return have / need if need else 1.0
 
 
+def _on_gpus(
+    able: int, profile: NodeProfile, need: Need, do: str, otherwise: str
+) -> tuple[bool, str]:
+    """Whether enough GPUs ``do``, of those that there are: too few in all is another condition.
+
+    With the reason, which is ``otherwise`` where none does.
+    """
+    there = len(profile.gpus)
+    if not there:
+        return False, "has no GPU"
+    ok = able >= min(max(1, need.gpus), there)
+    return ok, f"only {able} of its {there} GPUs {do}" if able and not ok else otherwise
+
+
 def _gpus(profile: NodeProfile, need: Need) -> Check | None:
     if not need.gpus:
         return None
@@ -134,14 +148,8 @@ def _gpu_type(profile: NodeProfile, need: Need) -> Check | None:
         return None
     matching = sum(_of_type(g, need) for g in profile.gpus)
     models = ", ".join(sorted({g.model for g in profile.gpus})) or "no GPU"
-    return Check(
-        "gpu-type",
-        need.gpu_type,
-        models,
-        matching >= max(1, need.gpus),
-        f"has {models}",
-        _ratio(matching, need.gpus or 1),
-    )
+    ok, reason = _on_gpus(matching, profile, need, f"are {need.gpu_type}", f"has {models}")
+    return Check("gpu-type", need.gpu_type, models, ok, reason, _ratio(matching, need.gpus or 1))
 
 
 def _gpu_memory(profile: NodeProfile, need: Need) -> Check | None:
@@ -150,29 +158,22 @@ def _gpu_memory(profile: NodeProfile, need: Need) -> Check | None:
     known = [g.memory_mib for g in profile.gpus if g.memory_mib is not None]
     enough = sum(m >= need.gpu_memory_mib for m in known)
     have = format_mib(max(known)) if known else ("unknown" if profile.gpus else "no GPU")
-    return Check(
-        "gpu-memory",
-        format_mib(need.gpu_memory_mib),
-        have,
-        enough >= max(1, need.gpus),
-        f"GPU memory is {have}" if profile.gpus else "has no GPU",
-        _ratio(max(known, default=0), need.gpu_memory_mib),
-    )
+    asked = format_mib(need.gpu_memory_mib)
+    ok, reason = _on_gpus(enough, profile, need, f"have {asked}", f"GPU memory is {have}")
+    measure = _ratio(max(known, default=0), need.gpu_memory_mib)
+    return Check("gpu-memory", asked, have, ok, reason, measure)
 
 
 def _precision(profile: NodeProfile, need: Need) -> Check | None:
     if need.precision is None:
         return None
-    able = [g for g in profile.gpus if g.precisions and need.precision in g.precisions]
+    able = sum(need.precision in (g.precisions or ()) for g in profile.gpus)
     known = sorted({p for g in profile.gpus for p in g.precisions or ()})
     have = ", ".join(known) or "unknown"
-    return Check(
-        "precision",
-        need.precision,
-        have,
-        len(able) >= max(1, need.gpus),
-        f"its GPUs compute in {have}" if profile.gpus else "has no GPU",
+    ok, reason = _on_gpus(
+        able, profile, need, f"compute in {need.precision}", f"its GPUs compute in {have}"
     )
+    return Check("precision", need.precision, have, ok, reason)
 
 
 def _cpus(profile: NodeProfile, need: Need) -> Check | None:

@@ -7,6 +7,7 @@ while a submission waits for an answer.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import subprocess
@@ -166,7 +167,7 @@ def parse_record(line: str) -> dict[str, str]:
     """
     record: dict[str, str] = {}
     matches = list(_PAIR.finditer(line))
-    for match, following in zip(matches, [*matches[1:], None], strict=True):
+    for match, following in itertools.zip_longest(matches, matches[1:]):
         end = following.start() if following else len(line)
         record.setdefault(match.group(1), line[match.end() : end].strip())
     return record

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +21,7 @@ from helpers import (
     wait_until,
 )
 
+from crater_slurm.hooks import frame
 from crater_slurm.lab import Lab
 
 NODE = "c1"
@@ -51,10 +54,20 @@ def in_service(lab: Lab) -> None:
 
 
 def revive(lab: Lab) -> None:
+    """Start the daemon of c1 where it is dead, and wait until it answers."""
     if lab.supervisor.pid(f"node@{NODE}") is None:
         lab.start(("node", NODE))
-    socket = lab.folders.node(NODE) / "run/node.sock"
-    wait_until(socket.exists, "the node's daemon listens")
+    path = lab.folders.node(NODE) / "run/node.sock"
+
+    def answers() -> bool:
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(5)
+            connection.connect(str(path))
+            connection.sendall(frame.encode([("op", "ping")]))
+            return ("status", "ok") in frame.receive(connection)
+        return False
+
+    wait_until(answers, "the node's daemon answers")
 
 
 def start(lab: Lab, body: str = SHOW, user: str = "alice", **how: Any) -> int:

@@ -18,15 +18,24 @@ from crater_slurm.model.token import SignedPlan, sign
 from . import alloc
 from .guest import Guest
 from .node import SOURCE, NodeDaemon, crater_node
-from .slurm import Hooks, Slurm
+from .slurm import Hooks, Job, Slurm
 
 KEY = bytes(range(32))
 KEY_FILE = "/etc/crater/plan.key"
 STATE = "/var/lib/crater-binding"
 PROFILE = f"{STATE}/profile.json"
 HOOKS = "/opt/binding-hooks"
-HOOK_SECONDS = 15
-"""The hooks' own 2 s are too short for an emulated daemon that shares two cores."""
+PATIENCE = f"{HOOKS}/seconds"
+"""The file in the guest that says how long the hooks wait for the daemon."""
+HOOK_SECONDS = 90
+"""The hooks' own 2 s are too short for an emulated daemon on a busy machine."""
+
+JOB_SECONDS = 600
+"""Patience for what a job does."""
+
+MARK = "/var/tmp/{}-$SLURM_JOB_ID"
+UP = f"touch {MARK.format('up')}"
+"""Bash by which a job of `submit` leaves its mark."""
 
 RESERVE_MIB = 100
 SETTINGS: dict[str, Any] = {
@@ -36,7 +45,6 @@ SETTINGS: dict[str, Any] = {
         "memory_reserve_mib": RESERVE_MIB,
         "state_dir": STATE,
         "profile": PROFILE,
-        "sample_seconds": 5,
         "cache": {"mount_point": "/var/crater-cache", "require_mount": False},
     },
 }
@@ -46,15 +54,19 @@ _serial = itertools.count(1)
 
 def install_hooks(guest: Guest) -> Hooks:
     """Put plan key, profile and hooks into the guest; the hooks only lengthen our own's time."""
-    guest.check(f"rm -rf {STATE} /run/crater; mkdir -p {STATE} /var/crater-cache")
+    guest.check(
+        f"rm -rf {STATE} /run/crater /var/tmp/up-* /var/tmp/end-*\n"
+        f"mkdir -p {STATE} /var/crater-cache"
+    )
     guest.write(KEY_FILE, KEY.hex() + "\n", 0o600)
+    guest.write(PATIENCE, f"{HOOK_SECONDS}\n")
     gpus = [
         {"index": gpu, "uuid": f"GPU-0000-{gpu}", "numa_node": node}
         for gpu, node in enumerate((0, 0, 1, 1))
     ]
     guest.write(PROFILE, json.dumps({"gpus": gpus}))
     for name in ("prolog", "epilog", "task_prolog"):
-        script = f'#!/bin/sh\nexec {SOURCE}/prolog/{name}.sh timeout={HOOK_SECONDS} "$@"\n'
+        script = f'#!/bin/sh\nexec {SOURCE}/prolog/{name}.sh timeout=$(cat {PATIENCE}) "$@"\n'
         guest.write(f"{HOOKS}/{name}", script, 0o755)
     return Hooks(
         prolog=f"{HOOKS}/prolog", epilog=f"{HOOKS}/epilog", task_prolog=f"{HOOKS}/task_prolog"
@@ -137,6 +149,45 @@ def node_state(guest: Guest) -> str:
     return guest.check("sinfo -h -o '%T %E'")
 
 
-def up_file(slurm: Slurm, job: int) -> None:
-    """Wait until the job has made its file ~/up-JOB, by which it says that it got there."""
-    slurm.guest.wait_for(f"[ -e /home/*/up-{job} ]", 240, what=f"job {job} to get to its mark")
+def mark(job: int, name: str = "up") -> str:
+    """The file by which a job of `submit` says that it got somewhere."""
+    return f"/var/tmp/{name}-{job}"
+
+
+def submit(slurm: Slurm, script: str, *options: str, user: str = "alice") -> int:
+    """Submit a script that leaves the mark "up" where it says UP, or at the latest at its end.
+
+    Waiting for a file costs an emulated machine next to nothing; asking Slurm takes it a second.
+    """
+    trap = f"trap 'touch {MARK.format('up')} {MARK.format('end')}' EXIT"
+    return slurm.submit(f"{trap}\n{script}", *options, user=user)
+
+
+def up(slurm: Slurm, job: int) -> None:
+    """Wait for the job's mark "up"; it must still run."""
+    there = f"[ -e {mark(job)} ]"
+    slurm.guest.wait_for(there, JOB_SECONDS, what=f"the mark of job {job}", interval=0.5)
+    slurm.guest.check(f"[ ! -e {mark(job, 'end')} ] || (cat /home/*/job-{job}.out >&2; exit 1)")
+
+
+def await_report(slurm: Slurm, job: int, part: str, *, user: str = "alice") -> None:
+    """Wait until the allocator has reported below a job's `== part` line."""
+    out = f"/home/{user}/job-{job}.out"
+    reported = f"grep -sA1 '^== {part}' {out} | grep -q cpus"
+    either = f"{reported} || [ -e {mark(job, 'end')} ]"
+    slurm.guest.wait_for(either, JOB_SECONDS, what=f"a report of job {job}", interval=1)
+    slurm.guest.check(f"{reported} || (cat {out} >&2; exit 1)")
+
+
+def finish(slurm: Slurm, job: int, *, user: str = "alice") -> Job:
+    """Wait for the end of a job of `submit`, which must be a good one."""
+    ended = f"[ -e {mark(job, 'end')} ]"
+    slurm.guest.wait_for(ended, JOB_SECONDS, what=f"the end of job {job}", interval=0.5)
+    done = slurm.finish(job, user=user, timeout=JOB_SECONDS)
+    assert done.state == "COMPLETED", done
+    return done
+
+
+def run(slurm: Slurm, script: str, *options: str, user: str = "alice") -> Job:
+    """Submit a script and wait for its good end."""
+    return finish(slurm, submit(slurm, script, *options, user=user), user=user)

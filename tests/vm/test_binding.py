@@ -14,17 +14,24 @@ import pytest
 
 from . import alloc
 from .binding_helpers import (
+    HOOK_SECONDS,
+    PATIENCE,
     STATE,
+    UP,
     Part,
+    await_report,
     closed_record,
+    finish,
     install_hooks,
     mems,
     node_state,
     parts,
     record,
     reports,
+    run,
     running_daemon,
-    up_file,
+    submit,
+    up,
     with_plan,
 )
 from .guest import Guest
@@ -33,8 +40,12 @@ from .slurm import Slurm, slurm_up
 
 HALF = ("--ntasks=1", "--cpus-per-task=4", "--gres=gpu:a100:2", "--gres-flags=enforce-binding")
 QUARTER = ("--ntasks=1", "--cpus-per-task=2", "--gres=gpu:a100:1", "--gres-flags=enforce-binding")
-ENV = "env | grep -E '^(CRATER_|CUDA_)'"
-UP = "touch ~/up-$SLURM_JOB_ID"
+MEASURE = "/opt/crater-vm/measure"
+MEASURE_SCRIPT = f"""\
+#!/bin/bash
+env | grep -E '^(CRATER_|CUDA_)'
+exec {alloc.COMMAND} --anon-mib 80 --file-mib 16 --file f-$SLURM_JOB_ID-$1
+"""
 NODE_OF_CORES = {"0-3": 0, "4-7": 1}
 MIB = 1 << 20
 
@@ -43,6 +54,7 @@ MIB = 1 << 20
 def slurm(guest: Guest) -> Iterator[Slurm]:
     """A Slurm that runs our hooks."""
     push_source(guest)
+    guest.write(MEASURE, MEASURE_SCRIPT, 0o755)
     running = slurm_up(guest, install_hooks(guest))
     yield running
     running.down()
@@ -90,17 +102,14 @@ class Seen:
 
 
 def strict_script(release: str) -> str:
-    """Report from the batch step, two further steps and a running one; try to get out."""
-    measure = f"{ENV}; {alloc.COMMAND} --anon-mib 80 --file-mib 16 --file f-$SLURM_JOB_ID-"
+    """Report from the batch step, a whole step, half a one and a running one; try to get out."""
     return f"""
 echo == batch
-{measure}batch
-for step in 0 1; do
-    echo == $step
-    srun -n1 -c4 bash -c '{measure}'$step
-done
+{MEASURE} batch
+echo == whole
+srun -n1 -c4 {MEASURE} whole
 echo == half
-srun -n1 -c2 --gres=gpu:a100:1 bash -c '{measure}half'
+srun -n1 -c2 --gres=gpu:a100:1 {MEASURE} half
 echo == escape
 own=/sys/fs/cgroup$(sed -n s/^0:://p /proc/self/cgroup)
 for folder in $own $own/.. $own/../.. $own/../../..; do
@@ -122,13 +131,13 @@ def both(guest: Guest, slurm: Slurm, daemon: NodeDaemon) -> list[Seen]:
     """Two strict jobs side by side, one on each NUMA node, looked at in every way."""
     go = f"/tmp/release-{time.monotonic_ns()}"
     jobs = [
-        slurm.submit(strict_script(go), *HALF, "--mem=900M", with_plan(guest, gpus=2))
+        submit(slurm, strict_script(go), *HALF, "--mem=900M", with_plan(guest, gpus=2))
         for _ in range(2)
     ]
     try:
         looks = []
         for job in jobs:
-            up_file(slurm, job)
+            up(slurm, job)
             folder = str(PurePosixPath(slurm.step_cgroup(job)).parent)
             steps = guest.check(f"cd {folder} && ls -d step_*").split()
             outside = {step: mems(guest, f"{folder}/{step}/user") for step in steps}
@@ -137,8 +146,7 @@ def both(guest: Guest, slurm: Slurm, daemon: NodeDaemon) -> list[Seen]:
         guest.check(f"touch {go}")
     seen = []
     for job, look in zip(jobs, looks, strict=True):
-        done = slurm.finish(job)
-        assert done.state == "COMPLETED", done.output
+        done = finish(slurm, job)
         printed = parts(done.output)
         node = NODE_OF_CORES[printed["batch"].placement.cpus]
         seen.append(Seen(node, job, printed, *look, closed_record(guest, job), reports(guest, job)))
@@ -158,7 +166,7 @@ def move_in(guest: Guest, user: str, job: int) -> alloc.Placement:
 
 
 class TestStrictJobs:
-    @pytest.mark.parametrize("step", ["batch", "0", "1", "half"])
+    @pytest.mark.parametrize("step", ["batch", "whole", "half"])
     def test_have_memory_and_page_cache_on_the_node_of_their_cores(
         self, both: list[Seen], step: str
     ) -> None:
@@ -198,7 +206,7 @@ class TestStrictJobs:
             assert "moved out" not in text
             assert re.findall(r"Mems_allowed_list:\s*(\S+)", text) == [str(seen.node)]
 
-    @pytest.mark.parametrize("step", ["batch", "0", "1", "half"])
+    @pytest.mark.parametrize("step", ["batch", "whole", "half"])
     def test_have_an_environment_that_tells_the_truth(self, both: list[Seen], step: str) -> None:
         for seen in both:
             told, placed = seen.parts[step].environment, seen.parts[step].placement
@@ -239,8 +247,7 @@ srun -n2 -c4 --cpu-bind=cores {alloc.COMMAND} --anon-mib 80
         self, guest: Guest, slurm: Slurm, daemon: NodeDaemon, numa: str
     ) -> None:
         plan = with_plan(guest, gpus=4, numa=numa, domains=2)
-        done = slurm.run(self.SCRIPT, *self.OPTIONS, plan)
-        assert done.state == "COMPLETED", done.output
+        done = run(slurm, self.SCRIPT, *self.OPTIONS, plan)
         printed = parts(done.output)
         assert printed["batch"].placement.mems == "0-1"
         tasks = sorted(printed["tasks"].placements, key=lambda task: task.cpus)
@@ -261,27 +268,28 @@ class TestLedger:
         self, guest: Guest, slurm: Slurm, daemon: NodeDaemon, release: str
     ) -> None:
         arrived = f"{release}-arrived"
-        first = slurm.submit(
+        first = submit(
+            slurm,
             f"echo == alone\n{alloc.COMMAND} --anon-mib 300\n{UP}\n{until(arrived)}\n"
             f"echo == crowded\n{alloc.COMMAND} --anon-mib 900 --hold {release}",
             *QUARTER, "--mem=1100M", with_plan(guest, gpus=1),
         )  # fmt: skip
-        up_file(slurm, first)
+        up(slurm, first)
         step = f"{slurm.step_cgroup(first)}/user"
         assert mems(guest, step) == "0"
-        second = slurm.submit(
+        second = submit(
+            slurm,
             f"echo == first\ncat {step}/cpuset.mems.effective\ntouch {arrived}\n"
             f"echo == crowded\n{alloc.COMMAND} --anon-mib 900 --hold {release}",
             *QUARTER, "--mem=1100M", with_plan(guest, "bob", gpus=1), user="bob",
         )  # fmt: skip
         for user, job in (("alice", first), ("bob", second)):
-            guest.wait_for(f"tail -n1 /home/{user}/job-{job}.out | grep cpus", 240)
+            await_report(slurm, job, "crowded", user=user)
         in_use = guest.check(
             "awk '/MemUsed/ {print $4}' /sys/devices/system/node/node*/meminfo"
         ).split()
         guest.check(f"touch {release}")
-        done = [slurm.finish(first), slurm.finish(second, user="bob")]
-        assert [job.state for job in done] == ["COMPLETED", "COMPLETED"], done
+        done = [finish(slurm, first), finish(slurm, second, user="bob")]
         alone = parts(done[0].output)["alone"].placement
         assert (alone.mems, alone.anon_pages) == ("0", {0: 300 * alloc.PAGES_PER_MIB})
         assert parts(done[1].output)["first"].text.strip() == "0-1"
@@ -304,33 +312,32 @@ class TestLedger:
     def test_a_job_without_a_plan_counts_by_its_limit(
         self, guest: Guest, slurm: Slurm, daemon: NodeDaemon, release: str
     ) -> None:
-        small = slurm.submit(f"{UP}\n{until(release)}", "--mem=300M", user="bob")
-        up_file(slurm, small)
-        strict = slurm.submit(
-            f"{UP}\n{alloc.COMMAND} --anon-mib 600 --hold {release}",
+        small = submit(slurm, f"{UP}\n{until(release)}", "--mem=300M", user="bob")
+        up(slurm, small)
+        strict = submit(
+            slurm,
+            f"echo == strict\n{alloc.COMMAND} --anon-mib 600 --hold {release}",
             *QUARTER, "--mem=900M", with_plan(guest, gpus=1),
         )  # fmt: skip
-        up_file(slurm, strict)
-        guest.wait_for(f"grep cpus /home/alice/job-{strict}.out", what="the first report")
+        await_report(slurm, strict, "strict")
         step = f"{slurm.step_cgroup(strict)}/user"
         assert mems(guest, step) in ("0", "1")
-        large = slurm.run(
+        large = run(
+            slurm,
             f"cat {step}/cpuset.mems.effective; {alloc.COMMAND} --anon-mib 1300",
             *("--mem=1500M", "--cpus-per-task=2"),
             user="bob",
         )
-        assert large.state == "COMPLETED"
         assert large.output.splitlines()[0] == "0-1"
         assert mems(guest, step) == "0-1", "what was widened stays wide"
         guest.check(f"touch {release}")
-        done = slurm.finish(strict)
-        assert done.state == "COMPLETED"
+        done = finish(slurm, strict)
         before, after = alloc.placements(done.output)
         assert (before.mems, after.mems) in (("0", "0-1"), ("1", "0-1"))
         grant = closed_record(guest, strict)["grant"]
         assert grant["given"] == "soft"
         assert "3 jobs could put 2700 MiB on NUMA node" in grant["reason"]
-        assert slurm.finish(small, user="bob").state == "COMPLETED"
+        finish(slurm, small, user="bob")
 
 
 class TestUsers:
@@ -338,7 +345,8 @@ class TestUsers:
         self, guest: Guest, slurm: Slurm, daemon: NodeDaemon, skip_library: str
     ) -> None:
         skip = f"LD_PRELOAD={skip_library} SKIP_PROGRAM=task_prolog"
-        done = slurm.run(
+        done = run(
+            slurm,
             "echo == before\nunset CRATER_NUMA_NODE\n"
             f"echo == step\n{skip} srun -n1 -c4 bash -c "
             f"'echo TOLD=$CRATER_NUMA_NODE; {alloc.COMMAND} --anon-mib 80'",
@@ -358,25 +366,27 @@ class TestDaemonAway:
         self, guest: Guest, slurm: Slurm, release: str
     ) -> None:
         with running_daemon(guest) as killed:
-            job = slurm.submit(
+            job = submit(
+                slurm,
                 f"echo == before\n{alloc.COMMAND} --anon-mib 50\n{UP}\n"
                 f"echo == away\n{until(release + '-killed')}\n"
                 f"srun -n1 -c1 {alloc.COMMAND} --anon-mib 50 --hold {release}-back\n"
                 f"echo == back\nsrun -n1 -c1 {alloc.COMMAND} --anon-mib 50\n"
-                f"{alloc.COMMAND} --anon-mib 700 --hold {release}",
+                f"echo == large\n{alloc.COMMAND} --anon-mib 700 --hold {release}",
                 *QUARTER, "--mem=900M", with_plan(guest, gpus=1),
             )  # fmt: skip
-            up_file(slurm, job)
+            up(slurm, job)
             killed.stop("KILL")
             guest.check(f"touch {release}-killed")
             started = record(guest, job)["started"]
-            guest.wait_for(f"tail -n1 /home/alice/job-{job}.out | grep cpus", 240)
-            alone = slurm.run(
+            await_report(slurm, job, "away")
+            alone = run(
+                slurm,
                 "echo numa=$CRATER_NUMA_NODE",
                 *("--mem=200M", with_plan(guest, "bob")),
                 user="bob",
             )
-            assert (alone.state, alone.output) == ("COMPLETED", "numa=")
+            assert alone.output == "numa="
         with running_daemon(guest) as back:
             folder = slurm.step_cgroup(job)
             steps = guest.check(f"ls -d {PurePosixPath(folder).parent}/step_*/user").split()
@@ -384,12 +394,10 @@ class TestDaemonAway:
             for step in steps:
                 guest.wait_for(f"[ $(cat {step}/cpuset.mems.effective) = 0 ]", what=step)
             guest.check(f"touch {release}-back")
-            guest.wait_for(f'tail -n1 /home/alice/job-{job}.out | grep \'"mems": "0"\'', 240)
-            large = slurm.run(f"{alloc.COMMAND} --anon-mib 1300", "--mem=1500M", user="bob")
-            assert large.state == "COMPLETED"
+            await_report(slurm, job, "large")
+            run(slurm, f"{alloc.COMMAND} --anon-mib 1300", "--mem=1500M", user="bob")
             guest.check(f"touch {release}")
-            done = slurm.finish(job)
-            assert done.state == "COMPLETED", done.output
+            done = finish(slurm, job)
             assert back.alive()
             printed = parts(done.output)
             assert printed["before"].placement.mems == "0"
@@ -406,24 +414,27 @@ class TestDaemonAway:
         self, guest: Guest, slurm: Slurm, release: str
     ) -> None:
         with running_daemon(guest) as daemon:
-            job = slurm.submit(
+            job = submit(
+                slurm,
                 f"{UP}\n{until(release + '-stopped')}\n"
                 f"echo == away\nsrun -n1 -c1 {alloc.COMMAND} --anon-mib 50\n"
-                f"echo == back\n{until(release)}\nsrun -n1 -c1 {alloc.COMMAND} --anon-mib 50",
+                f"{until(release)}\necho == back\nsrun -n1 -c1 {alloc.COMMAND} --anon-mib 50",
                 *QUARTER, "--mem=900M", with_plan(guest, gpus=1),
             )  # fmt: skip
-            up_file(slurm, job)
-            guest.check(f"kill -STOP {daemon.pid}; touch {release}-stopped")
-            meanwhile = slurm.run(
+            up(slurm, job)
+            guest.check(f"echo 3 >{PATIENCE}; kill -STOP {daemon.pid}; touch {release}-stopped")
+            meanwhile = run(
+                slurm,
                 "echo numa=$CRATER_NUMA_NODE",
                 *("--mem=200M", with_plan(guest, "bob")),
                 user="bob",
             )
-            assert (meanwhile.state, meanwhile.output) == ("COMPLETED", "numa=")
-            guest.wait_for(f"grep '== back' /home/alice/job-{job}.out", 240)
-            guest.check(f"kill -CONT {daemon.pid}; touch {release}")
-            done = slurm.finish(job)
-            assert done.state == "COMPLETED", done.output
+            assert meanwhile.output == "numa="
+            await_report(slurm, job, "away")
+            guest.check(
+                f"echo {HOOK_SECONDS} >{PATIENCE}; kill -CONT {daemon.pid}; touch {release}"
+            )
+            done = finish(slurm, job)
             printed = parts(done.output)
             assert printed["away"].placement.mems == "0-1"
             assert printed["back"].placement.mems == "0"
