@@ -62,7 +62,7 @@ def planned(said: Said) -> bool:
 def untouched(lab: Lab, said: Said) -> bool:
     """Whether the job is as a user without crater would have it."""
     record = lab.job(accepted(said))
-    return "crater-plan" not in record["Comment"] and record["NumCPUs"] == "1"
+    return "crater-plan" not in record.get("Comment", "") and record["NumCPUs"] == "1"
 
 
 def health(lab: Lab) -> str:
