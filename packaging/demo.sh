@@ -4,7 +4,7 @@ set -eu
 cd "$(dirname "$0")/.."
 
 crater=$PWD/.venv/bin/crater
-lab=crater-demo
+lab="crater-demo"
 if [ "$(id -u)" != 0 ]; then
     echo "make demo starts a Slurm of its own in namespaces, which takes root" >&2
     exit 1

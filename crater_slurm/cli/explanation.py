@@ -76,7 +76,8 @@ def _decision(decision: Mapping[str, Any]) -> Iterator[str]:
         yield f"{verb}: " + ", ".join(
             f"{name}={_short(str(value))}" for name, value in fields.items() if name != "comment"
         )
-    for message in decision.get("messages", ())[1:]:
+    # The first sums up what stands above; of directives that can't be read nothing does.
+    for message in decision.get("messages", ())[1 if conditions else 0 :]:
         yield f"Note: {message}"
 
 

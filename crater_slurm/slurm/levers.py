@@ -157,7 +157,9 @@ def _one_socket_of_cores(placement: Placement, job: Job, result: Changes) -> Non
     tasks = int(result.fields.get("num_tasks", job.tasks or 1))
     per_task = int(result.fields.get("cpus_per_task", job.cpus_per_task or 1))
     if placement.domains == 1 and tasks == placement.nodes:
-        result.fields["cores_per_socket"] = str(per_task)
+        # The directive's CPUs are cores, the user's own -c counts threads.
+        threads = 1 if placement.cores else placement.threads_per_core
+        result.fields["cores_per_socket"] = str(-(-per_task // threads))
         result.fields["sockets_per_node"] = result.fields["ntasks_per_socket"] = "1"
         result.together = True
     else:

@@ -217,13 +217,19 @@ def variables(text: str, prefix: str = "") -> dict[str, str]:
     return {name: value for name, _, value in pairs if name.startswith(prefix)}
 
 
-def python(lab: Lab, *words: str, user: str = "alice", **how: Any) -> Any:
+def python(
+    lab: Lab,
+    *words: str,
+    user: str = "alice",
+    environment: dict[str, str] | None = None,
+    **how: Any,
+) -> Any:
     """Run this installation's Python in the lab, with all that crater can import."""
     node = how.get("node")
     if node and lab.node_run(node, ["test", "-d", f"{PEOPLE}/python/bin"]).returncode:
         _bring_python(lab, node)
     program = Path(sys.executable).resolve().relative_to(Path(sys.base_prefix).resolve())
-    environment = {
+    variables_ = {
         "PYTHONHOME": f"{PEOPLE}/python",
         "LD_LIBRARY_PATH": f"{PEOPLE}/python/lib",
         "PYTHONPATH": f"{PEOPLE}:{PEOPLE}/site",
@@ -234,7 +240,7 @@ def python(lab: Lab, *words: str, user: str = "alice", **how: Any) -> Any:
         user=user,
         machine_side=True,
         timeout=120,
-        environment=environment,
+        environment=variables_ | (environment or {}),
         **how,
     )
 

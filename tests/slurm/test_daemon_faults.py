@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -69,13 +70,16 @@ def health(lab: Lab) -> str:
     return str(python(lab, "-c", HEALTH).stdout)
 
 
-def stored(lab: Lab, plan: str) -> bool:
+def written(connection: sqlite3.Connection, plan: str) -> bool:
     """Whether a decision is in the database, whatever the daemon has in memory."""
-    with sqlite3.connect(database(lab)) as connection:
-        names = connection.execute("SELECT name FROM sqlite_master WHERE type='table'").fetchall()
-        table = next(name for (name,) in names if "decision" in name)
-        rows = connection.execute(f"SELECT * FROM {table}").fetchall()
-    return any(plan in map(str, row) for row in rows)
+    tables = connection.execute("SELECT name FROM sqlite_master WHERE type='table'").fetchall()
+    table = next(name for (name,) in tables if "decision" in name)
+    return any(plan in map(str, row) for row in connection.execute(f"SELECT * FROM {table}"))
+
+
+def stored(lab: Lab, plan: str) -> bool:
+    with contextlib.closing(sqlite3.connect(database(lab))) as connection:
+        return written(connection, plan)
 
 
 # The store ----------------------------------------------------------------------------------------
@@ -91,19 +95,12 @@ def test_a_locked_store_delays_the_record_not_the_job(lab: Lab) -> None:
         assert variables(output(lab, accepted(said)))["CRATER_PLAN_ID"] == said.plan
         assert explained(lab, said.plan)["decision"]["verdict"] == "planned"
         wait_until(lambda: "degraded" in health(lab), "the daemon tells that it can't write")
-        assert not stored_by(blocker, said.plan)
+        assert not written(blocker, said.plan)
     finally:
         blocker.execute("ROLLBACK")
         blocker.close()
     wait_until(lambda: stored(lab, said.plan), "the decision is written after all")
     wait_until(lambda: '"ok"' in health(lab), "the daemon is well again")
-
-
-def stored_by(connection: sqlite3.Connection, plan: str) -> bool:
-    tables = connection.execute("SELECT name FROM sqlite_master WHERE type='table'").fetchall()
-    table = next(name for (name,) in tables if "decision" in name)
-    rows = connection.execute(f"SELECT * FROM {table}").fetchall()
-    return any(plan in map(str, row) for row in rows)
 
 
 def test_a_full_disk_delays_the_record_not_the_job(lab: Lab) -> None:

@@ -226,7 +226,7 @@ SPELLINGS = [
     (("-c4",), 2, 4, "the options ask for 4 CPUs and win over cpus=8"),
     (("-n4", "-c1"), 2, 4, "the options ask for 4 CPUs and win over cpus=8"),
     (("-n16",), 2, 16, ""),
-    (("--cpus-per-gpu=3", "--gres=gpu:2"), 2, 6, "--cpus-per-gpu asks for 6 CPUs and wins over cpus=8"),
+    (("--cpus-per-gpu=3", "--gres=gpu:2"), 2, 6, "--cpus-per-gpu asks for 6 CPUs and wins"),
     (("--gres-flags=disable-binding",), 2, 8, "disable-binding wins over numa=strict"),
     (("--sockets-per-node=1",), 2, 8, "win over numa=strict"),
     (("--gpus=0",), 0, 8, "--gpus asks for 0 per node and wins over gpus=2"),

@@ -111,9 +111,7 @@ def node(
 
 def mixed(name: str = "m1") -> NodeProfile:
     """Two 40 GB GPUs beside NUMA node 0 and two 16 GB ones beside NUMA node 1."""
-    small = gpus(
-        1, 1, model="t4", gres_type="t4", memory_mib=15 * GIB, precisions=TURING, first=2
-    )
+    small = gpus(1, 1, model="t4", gres_type="t4", memory_mib=15 * GIB, precisions=TURING, first=2)
     return node(name, cards=gpus(0, 0) + small)
 
 

@@ -78,7 +78,7 @@ def test_with_parentheses_everywhere_it_is_python_s_own_logic(text: str, have: s
     matches = compile_expression(text)
     assert matches is not None
     python = text.replace("&", " and ").replace("|", " or ")
-    assert matches(have) == eval(python, {n: n in have for n in NAMES})  # noqa: S307
+    assert matches(have) == eval(python, {n: n in have for n in NAMES})
 
 
 @settings(max_examples=200, deadline=None)

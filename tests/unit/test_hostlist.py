@@ -56,7 +56,13 @@ def test_a_malformed_list_is_a_usage_error_and_shown_short(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["n[0-999999999]", "n[0-999][0-999]", "n[1-150000],m[1-150000]", "n" * (1 << 19), "[1]" * 99999],
+    [
+        "n[0-999999999]",
+        "n[0-999][0-999]",
+        "n[1-150000],m[1-150000]",
+        "n" * (1 << 19),
+        "[1]" * 99999,
+    ],
 )
 def test_a_list_of_more_names_than_any_cluster_has_is_refused_at_once(text: str) -> None:
     begin = time.process_time()

@@ -275,9 +275,11 @@ def test_no_option_family_that_the_user_used_is_overridden_or_doubled(
     has_gpus = gpus_per_node or used & {"tres_per_job", "tres_per_task", "tres_per_socket"}
     if has_gpus:
         assert names.count("gpu") == int(gpus_per_node and "gres" in found.fields)
-    assert all(value.isdigit() for name, value in found.fields.items() if name != "gres" and (
-        "tres" not in name
-    ))
+    assert all(
+        value.isdigit()
+        for name, value in found.fields.items()
+        if name != "gres" and ("tres" not in name)
+    )
     if found.together and placement.gpus:
         each = gres.parse(found.fields["tres_per_socket"])[0].count
         assert each == placement.domain_gpus

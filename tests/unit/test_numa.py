@@ -28,7 +28,10 @@ EPYC = dataclasses.replace(
     node(numa=8, cards=gpus(*range(8)), bandwidth=(50,), memory_gib=64),
     numa_nodes=tuple(
         dataclasses.replace(
-            n, distances=tuple(10 if n.id == k else 12 if n.id // 4 == k // 4 else 32 for k in range(8))
+            n,
+            distances=tuple(
+                10 if n.id == k else 12 if n.id // 4 == k // 4 else 32 for k in range(8)
+            ),
         )
         for n in node(numa=8, bandwidth=(50,), memory_gib=64).numa_nodes
     ),
@@ -228,7 +231,8 @@ def test_the_choice_holds_everything_and_is_the_smallest_that_has_the_gpus(
         return (
             sum(len(n.cpus) for n in nodes) >= (need.cpus or 0)
             and sum(n.memory_mib or 0 for n in nodes) >= (need.memory_mib or 0)
-            and sum(n.memory_bandwidth_gb_s or 0 for n in nodes) >= (need.memory_bandwidth_gb_s or 0)
+            and sum(n.memory_bandwidth_gb_s or 0 for n in nodes)
+            >= (need.memory_bandwidth_gb_s or 0)
         )
 
     def has_gpus(choice: tuple[int, ...]) -> bool:
@@ -242,8 +246,6 @@ def test_the_choice_holds_everything_and_is_the_smallest_that_has_the_gpus(
     if good:
         assert found.chosen in good
         assert found.count == fewest
-        assert found.everywhere == all(
-            holds(c) for c in every if len(c) == fewest and has_gpus(c)
-        )
+        assert found.everywhere == all(holds(c) for c in every if len(c) == fewest and has_gpus(c))
         if found.gpus_per_domain:
             assert found.gpus_per_domain * found.count == need.gpus

@@ -190,7 +190,9 @@ def test_a_missing_command_says_what_to_install(tmp_path: Path) -> None:
 
 
 def test_a_failing_command_s_last_words_are_the_message(tmp_path: Path) -> None:
-    script(tmp_path, "sinfo", "echo noise >&2; echo 'Unable to contact slurm controller' >&2; exit 1")
+    script(
+        tmp_path, "sinfo", "echo noise >&2; echo 'Unable to contact slurm controller' >&2; exit 1"
+    )
     with pytest.raises(SlurmError, match="^sinfo failed: Unable to contact slurm controller$"):
         Client(bin_dir=tmp_path).version()
 

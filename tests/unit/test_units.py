@@ -157,4 +157,4 @@ def test_any_text_is_a_quantity_or_a_value_error(text: str) -> None:
         try:
             assert parse(text) >= 0
         except ValueError as error:
-            assert str(error)  # noqa: PT017
+            assert str(error)
