@@ -200,13 +200,14 @@ def test_only_slurmctld_and_root_ask_the_scheduler(lab: Lab) -> None:
 
 
 def test_the_node_tells_nobody_about_anothers_job(lab: Lab, alices: tuple[int, str]) -> None:
-    job, before = alices[0], record(lab, alices[0])
+    job, kept = alices[0], ("phase", "uid", "plan", "token", "folders", "restarts", "ended")
+    before = {name: record(lab, job)[name] for name in kept}
     for operation in ("task_prolog", "prolog", "epilog"):
         words = [f"op={operation}", f"env.SLURM_JOB_ID={job}", "env.SLURM_JOB_UID=61001"]
         done = python(lab, "-c", ASK, "/run/crater/node.sock", *words, user="bob", node="a1")
         assert "('status', 'error')" in done.stdout, done
         assert "CRATER_" not in done.stdout
-    assert record(lab, job) == before
+    assert {name: record(lab, job)[name] for name in kept} == before
     done = lab.node_run("a1", ["cat", "/etc/crater/plan.key"], user="bob")
     assert done.returncode != 0
 
