@@ -38,7 +38,8 @@ def explain(what: str, as_json: bool) -> None:
 
     WHAT is a job id, a plan id (from the submit message), or a batch script.
     """
-    if re.fullmatch(r"\d+([_+]\d+)?", what):
+    # Job ids have at most ten digits; a plan's twelve characters may happen to be digits too.
+    if re.fullmatch(r"\d{1,10}([_+]\d+)?", what):
         result = _explain_job(what)
     elif Path(what).is_file():
         result = _check(Path(what), ())

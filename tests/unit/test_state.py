@@ -1,0 +1,237 @@
+"""The picture of the cluster: replaced as a whole, kept when a refresh fails, never stale."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator
+
+import pytest
+from cluster_samples import cluster, node
+
+from crater_slurm.errors import SlurmError, StoreError
+from crater_slurm.model.cluster import SlurmCluster
+from crater_slurm.model.profile import NodeProfile
+from crater_slurm.scheduler.state import State
+from crater_slurm.store.repository import Snapshot
+
+
+class FakeSlurm:
+    def __init__(self, found: SlurmCluster) -> None:
+        self.found = found
+        self.away = ""
+        self.asked = 0
+
+    def cluster(self) -> SlurmCluster:
+        self.asked += 1
+        if self.away:
+            raise SlurmError(self.away)
+        return dataclasses.replace(self.found, time=time.time())
+
+
+class FakeStore:
+    def __init__(self, *profiles: NodeProfile) -> None:
+        self.profiles = {p.name: (1, p) for p in profiles}
+        self.at = 1
+        self.away = ""
+        self.snapshots = 0
+
+    def opened(self) -> FakeStore:
+        if self.away:
+            raise StoreError(self.away)
+        return self
+
+    def put(self, profile: NodeProfile) -> None:
+        self.at += 1
+        self.profiles[profile.name] = (self.at, profile)
+
+    def remove(self, name: str) -> None:
+        self.at += 1
+        del self.profiles[name]
+
+    def version(self) -> int:
+        return self.at
+
+    def snapshot(self, since: int | None = None) -> Snapshot:
+        self.snapshots += 1
+        changed = tuple(p for at, p in self.profiles.values() if since is None or at > since)
+        return Snapshot(self.at, changed, tuple(self.profiles))
+
+
+@pytest.fixture
+def store() -> FakeStore:
+    return FakeStore(node("n1"), node("n2"))
+
+
+@pytest.fixture
+def slurm() -> FakeSlurm:
+    return FakeSlurm(cluster([node("n1"), node("n2")]))
+
+
+@pytest.fixture
+def state(slurm: FakeSlurm, store: FakeStore) -> State:
+    return State(slurm, store.opened, refresh_seconds=0, allow_declared=True)  # type: ignore[arg-type]
+
+
+def test_before_the_first_refresh_nothing_is_known(state: State) -> None:
+    assert state.view is None
+    assert state.problem == "the cluster has not been read yet"
+
+
+def test_a_refresh_joins_slurm_s_nodes_with_their_profiles(state: State) -> None:
+    state.refresh()
+    assert state.view is not None
+    assert state.view.profiles == 2
+    assert state.view.planner.inventory.names == ("n1", "n2")
+    assert state.view.planner.inventory.unknown == 0
+
+
+def test_while_nothing_changes_the_planner_stays_and_the_picture_is_as_young_as_slurm_s_word(
+    state: State,
+) -> None:
+    state.refresh()
+    assert state.view is not None
+    first = state.view
+    time.sleep(0.01)
+    state.refresh()
+    assert state.view.planner is first.planner
+    assert state.view.cluster.time > first.cluster.time
+
+
+def test_slurm_is_asked_only_when_it_is_time(slurm: FakeSlurm, store: FakeStore) -> None:
+    state = State(slurm, store.opened, refresh_seconds=60, allow_declared=True)  # type: ignore[arg-type]
+    state.refresh()
+    state.refresh()
+    assert slurm.asked == 1
+    store.put(node("n2", cards=()))
+    state.refresh()
+    assert slurm.asked == 1
+    assert state.view is not None
+    assert len(state.view.planner.inventory.classes) == 2, "the store has its own time"
+
+
+def test_the_store_is_read_whole_once_and_then_only_what_changed(
+    state: State, store: FakeStore
+) -> None:
+    state.refresh()
+    state.refresh()
+    assert store.snapshots == 1
+    store.put(node("n2", cache_gb=1))
+    state.refresh()
+    assert store.snapshots == 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda c: dataclasses.replace(c, nodes=c.nodes[:1]),
+        lambda c: dataclasses.replace(c, default_partition="other"),
+        lambda c: dataclasses.replace(
+            c, nodes=(dataclasses.replace(c.nodes[0], state="down"), *c.nodes[1:])
+        ),
+    ],
+    ids=["nodes", "default partition", "state"],
+)
+def test_what_slurm_changes_is_seen(state: State, slurm: FakeSlurm, change) -> None:  # type: ignore[no-untyped-def]
+    state.refresh()
+    assert state.view is not None
+    before = state.view.planner
+    slurm.found = change(slurm.found)
+    state.refresh()
+    assert state.view.planner is not before
+
+
+def test_new_gres_names_are_seen_without_a_new_planner(state: State, slurm: FakeSlurm) -> None:
+    state.refresh()
+    slurm.found = dataclasses.replace(slurm.found, gres_types=frozenset({"gpu"}))
+    state.refresh()
+    assert state.view is not None
+    assert state.view.cluster.gres_types == {"gpu"}
+
+
+def test_a_removed_profile_makes_its_node_unknown(state: State, store: FakeStore) -> None:
+    state.refresh()
+    store.remove("n1")
+    state.refresh()
+    assert state.view is not None
+    inventory = state.view.planner.inventory
+    assert inventory.names_of(inventory.unknown) == ["n1"]
+
+
+@pytest.mark.parametrize("who", ["slurm", "store"])
+def test_a_failed_refresh_keeps_the_last_picture(
+    state: State, slurm: FakeSlurm, store: FakeStore, who: str
+) -> None:
+    state.refresh()
+    before = state.view
+    for side in (slurm, store):
+        side.away = "away" if side is (slurm if who == "slurm" else store) else ""
+    with pytest.raises((SlurmError, StoreError), match="away"):
+        state.refresh()
+    assert state.view is before
+
+
+def test_profiles_that_change_while_slurm_is_away_count_at_once_and_are_not_lost(
+    state: State, slurm: FakeSlurm, store: FakeStore
+) -> None:
+    state.refresh()
+    slurm.away = "away"
+    store.put(node("n2", cards=()))
+    with pytest.raises(SlurmError):
+        state.refresh()
+    assert state.view is not None
+    assert len(state.view.planner.inventory.classes) == 2
+
+
+def test_profiles_read_before_slurm_ever_answered_are_there_when_it_does(
+    state: State, slurm: FakeSlurm
+) -> None:
+    slurm.away = "starting"
+    with pytest.raises(SlurmError):
+        state.refresh()
+    assert state.view is None
+    slurm.away = ""
+    state.refresh()
+    assert state.view is not None
+    assert state.view.profiles == 2
+
+
+def test_host_lists_are_put_into_words_once(state: State) -> None:
+    state.refresh()
+    view = state.view
+    assert view is not None
+    assert view.hostlist(0b11) == "n[1-2]"
+    assert view.hostlist(0b11) is view.hostlist(0b11)
+    assert view.hostlist(0) == ""
+
+
+@pytest.fixture
+def running(state: State) -> Iterator[State]:
+    state.start()
+    yield state
+    state.stop()
+
+
+def wait_until(condition: object) -> None:
+    end = time.monotonic() + 8
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_the_thread_says_what_is_wrong_and_when_it_is_right_again(
+    slurm: FakeSlurm, running: State
+) -> None:
+    wait_until(lambda: running.view is not None and running.problem == "")
+    slurm.away = "Unable to contact slurm controller"
+    wait_until(lambda: running.problem == "Unable to contact slurm controller")
+    slurm.away = ""
+    wait_until(lambda: running.problem == "")
+
+
+def test_a_fault_of_ours_does_not_end_the_thread(slurm: FakeSlurm, running: State) -> None:
+    wait_until(lambda: running.problem == "")
+    good, slurm.found = slurm.found, None  # type: ignore[assignment]
+    wait_until(lambda: running.problem == "refreshing failed; see the log")
+    slurm.found = good
+    wait_until(lambda: running.problem == "")
