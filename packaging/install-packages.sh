@@ -7,7 +7,7 @@ demo="slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge lua-posix lua-
     util-linux mount iproute2 procps"
 test="lua5.1 lua5.2 lua5.3 lua5.4 lua-check shellcheck hwloc-nox mmdebstrap \
     postgresql mariadb-server-core mariadb-client-core"
-vm="mmdebstrap qemu-system-x86 seabios ipxe-qemu e2fsprogs"
+vm="mmdebstrap qemu-system-x86 seabios ipxe-qemu e2fsprogs gcc libc6-dev"
 
 missing=""
 for group in "$@"; do
