@@ -40,7 +40,7 @@ def _print(model: Any, tree: dict[str, Any], origins: Any, prefix: str, describe
     for name, entry in type(model).model_fields.items():
         path = f"{prefix}{name}"
         value = getattr(model, name)
-        if hasattr(value, "model_fields"):
+        if hasattr(type(value), "model_fields"):
             _print(value, tree[name], origins, path + ".", describe)
             continue
         origin = origins.get(path)

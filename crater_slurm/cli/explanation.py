@@ -103,9 +103,10 @@ def _conditions(conditions: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 def _plan_words(plan: Mapping[str, Any]) -> Iterator[str]:
     if plan.get("gpus"):
-        yield f"{plan['gpus']} GPUs" + (f" ({plan['gpu_type']})" if plan.get("gpu_type") else "")
+        kind = f" ({plan['gpu_type']})" if plan.get("gpu_type") else ""
+        yield f"{plan['gpus']} GPU{'s' * (plan['gpus'] > 1)}{kind}"
     if plan.get("cpus"):
-        yield f"{plan['cpus']} cores"
+        yield f"{plan['cpus']} core{'s' * (plan['cpus'] > 1)}"
     if plan.get("domains"):
         yield f"on {plan['domains']} NUMA node{'s' * (plan['domains'] > 1)}"
     units = (
@@ -115,7 +116,7 @@ def _plan_words(plan: Mapping[str, Any]) -> Iterator[str]:
     )
     for name, unit in units:
         if plan.get(name):
-            yield f"{plan[name]:g} {unit}"
+            yield f"{plan[name]:.12g} {unit}"
     yield f"numa={plan.get('numa', 'best_effort')}"
 
 

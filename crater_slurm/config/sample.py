@@ -39,3 +39,20 @@ def _section(model: BaseModel, depth: int) -> Iterator[str]:
 
 def _yaml(value: Any) -> str:
     return "null" if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def markdown_table() -> str:
+    """Every setting with default and meaning, as the documentation has it."""
+    rows = ["| setting | default | meaning |", "|---|---|---|"]
+    rows += _rows(Settings(), "")
+    return "\n".join(rows)
+
+
+def _rows(model: BaseModel, prefix: str) -> Iterator[str]:
+    shown = model.model_dump(mode="json")
+    for name, entry in type(model).model_fields.items():
+        value = getattr(model, name)
+        if isinstance(value, BaseModel):
+            yield from _rows(value, f"{prefix}{name}.")
+        else:
+            yield f"| `{prefix}{name}` | `{_yaml(shown[name])}` | {entry.description} |"

@@ -57,6 +57,15 @@ def dispatch(services: Services, request: Request) -> Answer:
         return Answer.error(f"finish: {type(error).__name__}, see the log of crater-io-daemon")
 
 
+def _has_left(connection: socket.socket) -> bool:
+    """Whether the other end is closed; a hook that waits for its answer keeps it open."""
+    connection.setblocking(False)
+    try:
+        return not connection.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return False
+
+
 class _DeadlineReader:
     """A socket whose reads all end at one moment, so that one byte a second is no way to stay."""
 
@@ -158,13 +167,19 @@ class Server:
             self._leave(peer)
 
     def _answer(self, connection: socket.socket, peer: Peer) -> Answer:
-        """Read, handle and answer one question. What was done is done even if nobody listens."""
+        """Read, handle and answer one question. What was done is done even if nobody listens, but
+        a Prolog that nobody waits for any more, after a stop of this process, is not begun."""
         answer = Answer()
         with connection:
             try:
                 reader = _DeadlineReader(connection, self._timeout)
                 pairs = frame.receive(reader)  # type: ignore[arg-type]  # all it uses is recv
-                answer = self._handler(Request.from_pairs(pairs, peer))
+                request = Request.from_pairs(pairs, peer)
+                if request.operation == "prolog" and _has_left(connection):
+                    # Its job runs unprepared, or is over: a record made now would have no Epilog.
+                    _log.warning("server: dropped a Prolog whose hook had given up waiting")
+                    return answer
+                answer = self._handler(request)
                 connection.settimeout(self._timeout)
                 connection.sendall(frame.encode(answer.pairs()))
             except frame.FrameError as error:

@@ -83,7 +83,8 @@ def fit(profile: NodeProfile, eligible: frozenset[int], need: Need, cores: int |
     all_domains = domains(profile, eligible)
     count = _count(all_domains, need, cores)
     if count is None:
-        return Fit(0, have=_have(all_domains, len(all_domains), need), reason="too small")
+        have = _have(all_domains, len(all_domains), need)
+        return Fit(0, have=have, reason=_too_small(all_domains, len(eligible), need))
     candidates = _candidates(all_domains, count, need)
     passing = [c for c in candidates if _shortage(c, need, cores) is None]
     if not passing:
@@ -157,6 +158,18 @@ def _count(all_domains: list[Domain], need: Need, cores: int | None) -> int | No
             if _shortage(choice, need, cores) is None:
                 return count
     return None
+
+
+def _too_small(all_domains: list[Domain], eligible: int, need: Need) -> str:
+    """Why not even all NUMA nodes together are enough."""
+    if not all_domains:
+        return "its NUMA nodes are unknown"
+    if not need.gpus:
+        return "all its NUMA nodes together are too small"
+    if eligible < need.gpus:
+        return "too few GPUs"
+    placed = sum(len(d.gpus) for d in all_domains)
+    return f"only {placed} of its GPUs are known to be beside a NUMA node with CPUs"
 
 
 def _shortage(choice: tuple[Domain, ...], need: Need, cores: int | None) -> str | None:

@@ -27,6 +27,9 @@ from crater_slurm.slurm.fields import job_from_fields
 #: slurmctld refuses longer comments (MAX_STR_LEN), at submit and at every later update.
 COMMENT_LIMIT = 1024
 _ANYTHING = "crater: "
+#: Of the user's options this much is kept in a record; a node list may be longer than useful.
+_LONGEST_OPTION = 500
+_MOST_ITEMS = 50
 
 
 @dataclass(slots=True)
@@ -110,7 +113,7 @@ class Decider:
             mode=self.mode,
             time=self.clock(),
             user_id=_number(message.get("uid")),
-            user_name=message.get("user", ""),
+            user_name=_kept(message.get("user", "")),
             messages=tuple(error.problems),
         )
         shown = words if self.mode.rank >= Mode.ADVISE.rank else []
@@ -232,8 +235,19 @@ def _options(job: Job) -> dict[str, Any]:
             continue
         if entry.name == "gpus":
             value = [f"{g.count} per {g.scope}" + (f" {g.type}" if g.type else "") for g in value]
-        shown[entry.name] = list(value) if isinstance(value, tuple) else value
+        shown[entry.name] = _kept(value)
     return shown
+
+
+def _kept(value: Any) -> Any:
+    """A user's text as it may be kept and shown: short, and nothing that a terminal obeys."""
+    if isinstance(value, str):
+        return "".join(c if c.isprintable() else "\ufffd" for c in value[:_LONGEST_OPTION])
+    if isinstance(value, list | tuple):
+        return [_kept(item) for item in value[:_MOST_ITEMS]]
+    if isinstance(value, dict):
+        return {_kept(name): item for name, item in list(value.items())[:_MOST_ITEMS]}
+    return value
 
 
 def _record(
@@ -251,7 +265,7 @@ def _record(
         mode=mode,
         time=now,
         user_id=job.user_id,
-        user_name=job.user_name,
+        user_name=_kept(job.user_name),
         request=request.given(),
         options=_options(job),
         conditions=outcome.conditions,

@@ -7,7 +7,8 @@ and 26.05:
   some chosen GPU. GPUs per socket x sockets per node, together with enforce-binding and the same
   GPUs per node, keeps all of it on that many sockets, and waits when none has room.
 * The product must equal the GPUs per node and both must name the same type, or slurmctld refuses.
-* Without a task count 24.11 and 26.05 give such a job the whole socket.
+* Without a task count 24.11 and 26.05 give such a job the whole socket; 24.11 also where there are
+  several tasks but the client was told neither nodes nor tasks per node.
 * Without GPUs, cores per socket, one socket per node and one task per socket, all three, keep one
   task on one socket; with less a job that takes a CountOnly gres straddles even on an empty node.
 * Tasks on several nodes are shared out unevenly (15 cores here, 4 there) without tasks per node.
@@ -59,7 +60,7 @@ def changes(
     Slurm's TRES strings.
     """
     result = Changes()
-    _tasks_and_cpus(placement, job, result)
+    _tasks_and_cpus(placement, job, raw, result)
     _gres(placement, job, raw, gres_names, result)
     if placement.domains:
         _keep_together(placement, job, raw, gres_style, result)
@@ -68,7 +69,9 @@ def changes(
     return result
 
 
-def _tasks_and_cpus(placement: Placement, job: Job, result: Changes) -> None:
+def _tasks_and_cpus(
+    placement: Placement, job: Job, raw: Mapping[str, str], result: Changes
+) -> None:
     """Cores per task, where the user's options leave them open."""
     if not placement.cores:
         if placement.domains and job.tasks is None and job.tasks_per_node is None:
@@ -83,7 +86,7 @@ def _tasks_and_cpus(placement: Placement, job: Job, result: Changes) -> None:
         result.fields["cpus_per_task"] = str(per_task)
         result.fields["min_cpus"] = str(per_task * tasks)
     shared = placement.nodes > 1 and job.tasks and job.tasks_per_node is None
-    if shared and tasks % placement.nodes == 0:
+    if shared and tasks % placement.nodes == 0 and not raw.get("field.ntasks_per_gpu"):
         result.fields["ntasks_per_node"] = str(per_node)
     if placement.threads_per_core > 1:
         # The directive counts cores: one thread of each, or Slurm would give half of them.
@@ -151,6 +154,10 @@ def _keep_together(
     result.together = True
     if job.min_nodes is None:
         result.fields["min_nodes"] = result.fields["max_nodes"] = str(placement.nodes)
+    # Slurm takes tasks per GPU or per node, not both.
+    open_share = job.tasks_per_node is None and not raw.get("field.ntasks_per_gpu")
+    if job.tasks and open_share and job.tasks % placement.nodes == 0:
+        result.fields["ntasks_per_node"] = str(job.tasks // placement.nodes)
 
 
 def _one_socket_of_cores(placement: Placement, job: Job, result: Changes) -> None:

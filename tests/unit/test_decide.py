@@ -218,6 +218,20 @@ def test_the_comment_form_plans_a_job_without_a_script() -> None:
     assert "-c8" in answer.messages[1]
 
 
+def test_of_a_user_s_options_the_record_keeps_what_can_be_shown() -> None:
+    odd = "a\x1b[31m\udcff" + "x" * 9000  # longer than Slurm's own limit, so left to Slurm
+    decision = decide("gpus=8", node(), features=odd).decision
+    assert decision is not None
+    assert decision.options["features"] == "a\ufffd[31m\ufffd" + "x" * 493
+    decision = decide("gpus=8", node(), tres_per_node="gres/a\nb:3", exc_nodes="n[5-6]").decision
+    assert decision is not None
+    assert decision.options == {"exclude": "n[5-6]", "gres": {"a\ufffdb": 3}, "kind": "batch"}
+    named = ",".join(f"other{i}x" for i in range(900))
+    decision = decide("gpus=8", node(), exc_nodes=named).decision
+    assert decision is not None
+    assert decision.options["exclude"] == named[:500]
+
+
 # --- The signed plan in the comment -----------------------------------------------------------
 
 

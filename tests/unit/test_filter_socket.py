@@ -95,6 +95,7 @@ def test_the_socket_is_for_everybody_and_the_peer_s_uid_decides(
     assert served._path.stat().st_mode & 0o777 == 0o666
     monkeypatch.setattr(filter_socket, "_peer_uid", lambda connection: 54321)
     with connect(served) as connection:
+        connection.sendall(frame.encode([("op", "submit")]))
         assert ended(connection)
     assert asked.messages == []
 

@@ -200,6 +200,15 @@ def test_a_user_s_own_placement_wins_over_numa_strict_and_that_is_said(
     assert found.notes[0].startswith(note)
 
 
+def test_tasks_per_gpu_never_get_tasks_per_node_beside_them() -> None:
+    raw = {"ntasks_per_gpu": "1", "tres_per_node": "gres/gpu:2", "min_nodes": "2"}
+    for placement in (
+        Placement(gpus=2, cores=8, nodes=2),
+        Placement(gpus=2, cores=8, nodes=2, domains=1, domain_gpus=2),
+    ):
+        assert "ntasks_per_node" not in asked(placement, raw).fields
+
+
 def test_tasks_per_socket_of_the_user_win_too() -> None:
     found = asked(Placement(cores=8, domains=1), {"ntasks_per_socket": "2"})
     assert not {"ntasks_per_socket", "cores_per_socket", "sockets_per_node"} & found.fields.keys()
@@ -223,6 +232,7 @@ FAMILIES = {
     "cpus_per_task": ("4", {"cpus_per_task", "min_cpus"}),
     "num_tasks": ("2", {"num_tasks"}),
     "ntasks_per_node": ("2", {"ntasks_per_node"}),
+    "ntasks_per_gpu": ("1", {"ntasks_per_gpu", "ntasks_per_node"}),
     "min_nodes": ("1", {"min_nodes", "max_nodes"}),
     "sockets_per_node": ("2", {"sockets_per_node", "cores_per_socket", "tres_per_socket"}),
     "cores_per_socket": ("4", {"sockets_per_node", "cores_per_socket", "tres_per_socket"}),

@@ -128,6 +128,28 @@ def test_a_caller_that_leaves_early_is_served_all_the_same(served) -> None:
     assert question(served, ("op", "ping"))["status"] == ["ok"]
 
 
+@pytest.mark.parametrize(("operation", "served_late"), [("prolog", False), ("epilog", True)])
+def test_a_prolog_that_nobody_waits_for_is_not_begun(
+    tmp_path: Path, operation: str, served_late: bool
+) -> None:
+    """What a stopped daemon finds in its backlog: the job's hooks have given up and gone on."""
+    asked: list[str] = []
+    server = Server(tmp_path / "node.sock", lambda r: asked.append(r.operation) or Answer())
+    server._socket.bind(str(tmp_path / "node.sock"))
+    server._socket.listen()
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(tmp_path / "node.sock"))
+        connection.sendall(frame.encode([("op", operation)]))
+    with socket.socket(socket.AF_UNIX) as waiting:
+        waiting.connect(str(tmp_path / "node.sock"))
+        waiting.sendall(frame.encode([("op", "prolog")]))
+        server._thread.start()
+        assert answer_of(waiting)["status"] == ["ok"]
+    assert wait_for(lambda: not server._by_uid)
+    server.stop()
+    assert sorted(asked) == sorted(["prolog", *([operation] if served_late else [])])
+
+
 def test_slow_answers_run_side_by_side(served) -> None:
     start = time.monotonic()
     threads = [threading.Thread(target=question, args=(served, ("op", "slow"))) for _ in range(10)]

@@ -167,6 +167,26 @@ def test_a_machine_whose_numa_nodes_are_unknown_takes_no_strict_job() -> None:
     assert not fit(profile, 1).ok
 
 
+@pytest.mark.parametrize(
+    ("profile", "need", "reason"),
+    [
+        (TWO, {"gpus": 5}, "too few GPUs"),
+        (node(cards=()), {"gpus": 1}, "too few GPUs"),
+        (
+            node(cards=gpus(0, None)),
+            {"gpus": 2},
+            "only 1 of its GPUs are known to be beside a NUMA node with CPUs",
+        ),
+        (TWO, {"cores": 33}, "all its NUMA nodes together are too small"),
+        (dataclasses.replace(TWO, numa_nodes=()), {"cores": 1}, "its NUMA nodes are unknown"),
+    ],
+)
+def test_why_not_even_all_numa_nodes_are_enough_is_said(
+    profile: NodeProfile, need: dict[str, Any], reason: str
+) -> None:
+    assert fit(profile, **need).reason == reason
+
+
 def test_only_gpus_that_qualify_count() -> None:
     found = numa.fit(TWO, frozenset({0, 2}), Need(strict=True, gpus=2), None)
     assert (found.count, found.gpus_per_domain) == (2, 1)

@@ -154,6 +154,27 @@ def test_gpus_of_a_mixed_machine_without_types_can_t_be_asked_for() -> None:
     assert outcome.nearest_have == ("has no GPU type that can be asked for alone",)
 
 
+def test_too_few_gpus_of_each_type_can_t_be_asked_for_though_there_are_enough_in_all() -> None:
+    cards = gpus(0) + gpus(0, model="h100", gres_type="h100", memory_mib=80 * GIB, first=1)
+    outcome = plan("gpus=2 gpu-memory=20GiB", node(cards=cards + SMALL[:1]))
+    assert not outcome.feasible
+    assert outcome.nearest_have == ("has no GPU type that can be asked for alone",)
+
+
+def test_a_gpu_of_which_the_memory_is_unknown_is_none_of_those_asked_for() -> None:
+    cards = gpus(0) + gpus(0, memory_mib=None, first=1)
+    assert plan("gpus=1", node(cards=cards)).feasible
+    assert not plan("gpus=1 gpu-memory=1GiB", node(cards=cards)).feasible
+
+
+def test_gpus_of_a_type_that_are_not_known_to_be_near_are_not_asked_for_strictly() -> None:
+    """NUMA node 0 has two that qualify, but of two types; of the second A100 nobody knows."""
+    h100 = gpus(0, model="h100", gres_type="h100", memory_mib=80 * GIB, first=2)
+    cards = gpus(0, None) + h100 + SMALL[3:]
+    assert not plan("gpus=2 gpu-memory=20GiB numa=strict", node(cards=cards)).feasible
+    assert plan("gpus=2 gpu-memory=20GiB", node(cards=cards)).feasible
+
+
 def test_the_numa_choice_is_that_of_the_gpus_of_the_type() -> None:
     """One A100 and one H100 share NUMA node 0: two A100s need two nodes all the same."""
     cards = (
@@ -281,6 +302,15 @@ def test_strict_jobs_go_where_they_use_the_fewest_numa_nodes() -> None:
     assert outcome.excluded == (
         ("e1", 1, "the job would use 2 NUMA nodes, unlike on the nodes chosen"),
     )
+
+
+def test_nodes_that_the_user_names_are_all_kept_however_many_numa_nodes_the_job_uses() -> None:
+    machines = (node("n1"), node("e1", numa=8, cards=gpus(*range(8))))
+    outcome = plan("gpus=2 cpus=8 numa=strict", *machines, scope=Scope(only=("n1", "e1")))
+    assert outcome.feasible
+    assert outcome.passed.bit_count() == 2
+    assert outcome.placement is not None
+    assert outcome.placement.domain_gpus == 0, "Slurm can't be told two numbers"
 
 
 def test_equal_needs_are_decided_once() -> None:

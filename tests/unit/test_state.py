@@ -12,6 +12,7 @@ from cluster_samples import cluster, node
 from crater_slurm.errors import SlurmError, StoreError
 from crater_slurm.model.cluster import SlurmCluster
 from crater_slurm.model.profile import NodeProfile
+from crater_slurm.scheduler import state as state_module
 from crater_slurm.scheduler.state import State
 from crater_slurm.store.repository import Snapshot
 
@@ -196,6 +197,20 @@ def test_profiles_read_before_slurm_ever_answered_are_there_when_it_does(
     assert state.view.profiles == 2
 
 
+def test_what_could_not_be_joined_is_joined_the_next_time(
+    state: State, store: FakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state.refresh()
+    store.put(node("n2", cards=()))
+    with monkeypatch.context() as broken:
+        broken.setattr(state_module.inventory, "build", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            state.refresh()
+    state.refresh()
+    assert state.view is not None
+    assert len(state.view.planner.inventory.classes) == 2
+
+
 def test_host_lists_are_put_into_words_once(state: State) -> None:
     state.refresh()
     view = state.view
@@ -206,7 +221,8 @@ def test_host_lists_are_put_into_words_once(state: State) -> None:
 
 
 @pytest.fixture
-def running(state: State) -> Iterator[State]:
+def running(state: State, monkeypatch: pytest.MonkeyPatch) -> Iterator[State]:
+    monkeypatch.setattr(state_module, "_STORE_POLL_SECONDS", 0.02)
     state.start()
     yield state
     state.stop()

@@ -1,0 +1,378 @@
+"""The HTTP API: who may ask and report, proven by MUNGE; health and metrics for everybody."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster_samples import message, node, view
+from fastapi.testclient import TestClient
+from prometheus_client import CollectorRegistry, Counter
+
+from crater_slurm import __version__
+from crater_slurm.config import Settings
+from crater_slurm.errors import SlurmError, StoreError
+from crater_slurm.model.plan import Decision, Mode, Verdict
+from crater_slurm.scheduler import api
+from crater_slurm.scheduler.service import Service
+from crater_slurm.slurm import munge
+from crater_slurm.store.records import Grant
+
+ROOT, ADA, BOB = 0, 1000, 1001
+NOBODY = hashlib.sha256(b"").hexdigest()
+DECISION = Decision(
+    id="p1",
+    verdict=Verdict.PLANNED,
+    mode=Mode.ENFORCE,
+    time=1_700_000_000.0,
+    user_id=ADA,
+    request={"gpus": 2},
+)
+GRANT = Grant(job_id=7, plan_id="p1", node="n1", time=2.0, got={"gpus": ["GPU-1"]})
+REPORT: dict[str, Any] = {
+    "job_id": "7",
+    "plan_id": "p1",
+    "node": "n1",
+    "time": 2.0,
+    "phase": "prolog",
+    "grant": {"cpus": "0-7"},
+}
+
+
+class FakeRecorder:
+    def __init__(self) -> None:
+        self.added: list[Grant] = []
+        self.away = False
+
+    def add(self, item: Grant) -> None:
+        self.added.append(item)
+
+    def decision(self, key: str) -> Decision | None:
+        if self.away:
+            raise StoreError("the database is locked")
+        return {"p1": DECISION, "check-1": DECISION}.get(key)
+
+
+class FakeService:
+    def __init__(self) -> None:
+        self.recorder = FakeRecorder()
+        self.wrong: list[str] = []
+
+    def problems(self) -> list[str]:
+        return self.wrong
+
+    def store(self) -> FakeService:
+        return self
+
+    def grants(self, plan_id: str) -> list[Grant]:
+        return [GRANT] if plan_id == "p1" else []
+
+
+@pytest.fixture
+def service() -> FakeService:
+    return FakeService()
+
+
+@pytest.fixture
+def client(service: FakeService) -> TestClient:
+    registry = CollectorRegistry()
+    Counter("crater_decisions", "Decisions", registry=registry).inc()
+    return TestClient(api.build(service, ["root", "nobody-here"], registry))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def sign(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Headers of a caller, as if munged vouched: ``UID BODY-HASH`` is the credential."""
+
+    def decode(credential: str) -> munge.Credential:
+        if not credential[:1].isdigit():
+            raise SlurmError("unmunge: Invalid credential")
+        uid, _, payload = credential.partition("-")
+        return munge.Credential(int(uid), int(uid), payload)
+
+    monkeypatch.setattr(munge, "decode", decode)
+
+    def headers(uid: int, body: bytes = b"") -> dict[str, str]:
+        return {"Authorization": f"MUNGE {uid}-{hashlib.sha256(body).hexdigest()}"}
+
+    return headers
+
+
+def test_health_is_ok_or_degraded_with_every_problem(
+    client: TestClient, service: FakeService
+) -> None:
+    answer = client.get("/healthz")
+    assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
+    service.wrong = ["the picture of the cluster is old", "the database is locked"]
+    answer = client.get("/healthz")
+    assert answer.status_code == 503
+    assert answer.json() == {"status": "degraded", "problems": service.wrong}
+
+
+def test_metrics_are_prometheus_text(client: TestClient) -> None:
+    answer = client.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain")
+    assert "crater_decisions_total 1.0" in answer.text
+
+
+def test_the_openapi_page_knows_the_version(client: TestClient) -> None:
+    document = client.get("/openapi.json").json()
+    assert document["info"]["version"] == __version__
+    assert {"/healthz", "/metrics", "/node/v1/grants", "/api/v1/decisions/{key}"} <= set(
+        document["paths"]
+    )
+
+
+@pytest.mark.parametrize("key", ["p1", "check-1"])
+def test_a_user_sees_the_own_decision_with_what_the_job_got(
+    client: TestClient, sign: Any, key: str
+) -> None:
+    answer = client.get(f"/api/v1/decisions/{key}", headers=sign(ADA))
+    assert answer.status_code == 200
+    body = answer.json()
+    assert body["decision"]["id"] == "p1"
+    assert body["decision"]["request"] == {"gpus": 2}
+    assert body["grants"] == [{"job_id": 7, "node": "n1", "time": 2.0, "got": {"gpus": ["GPU-1"]}}]
+    assert body["age_seconds"] > 0
+
+
+def test_an_admin_sees_every_decision_and_other_users_none(client: TestClient, sign: Any) -> None:
+    assert client.get("/api/v1/decisions/p1", headers=sign(ROOT)).status_code == 200
+    answer = client.get("/api/v1/decisions/p1", headers=sign(BOB))
+    assert answer.status_code == 403
+    assert "gpus" not in answer.text
+
+
+def test_a_decision_that_is_not_there_is_404(client: TestClient, sign: Any) -> None:
+    answer = client.get("/api/v1/decisions/none", headers=sign(ADA))
+    assert (answer.status_code, answer.json()["detail"]) == (404, "there is no decision none")
+
+
+def test_a_store_that_is_away_is_503_with_its_words(
+    client: TestClient, service: FakeService, sign: Any
+) -> None:
+    service.recorder.away = True
+    answer = client.get("/api/v1/decisions/p1", headers=sign(ADA))
+    assert (answer.status_code, answer.json()["detail"]) == (503, "the database is locked")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Authorization": "Bearer secret"},
+        {"Authorization": "MUNGE"},
+        {"Authorization": "MUNGE forged"},
+        {"Authorization": "munge 0-" + NOBODY},
+    ],
+)
+def test_without_a_genuine_credential_nothing_is_said(
+    client: TestClient, service: FakeService, sign: Any, headers: dict[str, str]
+) -> None:
+    asked = client.get("/api/v1/decisions/p1", headers=headers)
+    assert asked.status_code == 401
+    reported = client.post("/node/v1/grants", json=REPORT, headers=headers)
+    assert reported.status_code == 401
+    assert service.recorder.added == []
+
+
+def test_a_credential_for_another_body_is_refused(
+    client: TestClient, service: FakeService, sign: Any
+) -> None:
+    answer = client.post("/node/v1/grants", json=REPORT, headers=sign(ROOT, b"another body"))
+    assert (answer.status_code, answer.json()["detail"]) == (
+        401,
+        "the credential is for another body",
+    )
+    assert service.recorder.added == []
+
+
+def post(client: TestClient, sign: Any, uid: int, document: object) -> Any:
+    body = document if isinstance(document, bytes) else json.dumps(document).encode()
+    headers = sign(uid, body) | {"Content-Type": "application/json"}
+    return client.post("/node/v1/grants", content=body, headers=headers)
+
+
+def test_a_node_s_report_is_recorded(client: TestClient, service: FakeService, sign: Any) -> None:
+    assert post(client, sign, ROOT, REPORT).status_code == 204
+    assert service.recorder.added == [
+        Grant(
+            job_id=7,
+            plan_id="p1",
+            node="n1",
+            time=2.0,
+            got={"cpus": "0-7", "phase": "prolog"},
+        )
+    ]
+
+
+def test_a_user_can_t_report_as_a_node(client: TestClient, service: FakeService, sign: Any) -> None:
+    assert post(client, sign, ADA, REPORT).status_code == 403
+    assert service.recorder.added == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"job_id": "seven"},
+        {"job_id": "7" * 11},
+        {"job_id": 7},
+        {"node": ""},
+        {"node": "n" * 256},
+        {"plan_id": "p" * 65},
+        {"time": "noon"},
+        {"phase": "p" * 33},
+        {"grant": []},
+        {"more": 1},
+    ],
+    ids=lambda c: "-".join(map(str, c)),
+)
+def test_a_report_that_is_not_as_agreed_is_422(
+    client: TestClient, service: FakeService, sign: Any, change: dict[str, Any]
+) -> None:
+    assert post(client, sign, ROOT, REPORT | change).status_code == 422
+    assert service.recorder.added == []
+
+
+def test_what_is_no_json_is_422_and_too_much_is_413(
+    client: TestClient, service: FakeService, sign: Any
+) -> None:
+    assert post(client, sign, ROOT, b"{").status_code == 422
+    huge = REPORT | {"grant": {"x": "y" * (1 << 20)}}
+    assert post(client, sign, ROOT, huge).status_code == 413
+    assert service.recorder.added == []
+
+
+# --- The service behind it --------------------------------------------------------------------
+
+
+@pytest.fixture
+def real(tmp_path: Path) -> Service:
+    return Service(
+        Settings.model_validate(
+            {
+                "store": {"url": f"sqlite:///{tmp_path}/crater.db"},
+                "plan": {"key_file": str(tmp_path / "plan.key")},
+                "filter": {"socket": str(tmp_path / "filter.sock"), "mode": "enforce"},
+                "slurm": {"bin_dir": str(tmp_path)},
+            }
+        )
+    )
+
+
+def test_a_service_that_has_not_read_the_cluster_says_so_once(real: Service) -> None:
+    assert real.problems() == ["the cluster has not been read yet"]
+
+
+def test_a_picture_that_was_not_refreshed_for_long_is_a_problem(real: Service) -> None:
+    seen = view(node())
+    real.state.problem = ""
+    young = dataclasses.replace(seen.cluster, time=time.time() - 300)
+    real.state.view = dataclasses.replace(seen, cluster=young)
+    assert real.problems() == []
+    old = dataclasses.replace(seen.cluster, time=time.time() - 361)  # 10 x 30 s and a minute
+    real.state.view = dataclasses.replace(seen, cluster=old)
+    assert real.problems() == ["the picture of the cluster is old"]
+
+
+def test_answers_are_counted_recorded_and_found_again(real: Service) -> None:
+    real.state.view = view(node())
+    sent = message("gpus=2") | {"check": "check-7"}
+    answer = real.answer(list(sent.items()))
+    assert answer[0] == ("verdict", "accept")
+    assert ("set.gres", "gpu:2") in answer
+    found = real.recorder.decision("check-7")
+    assert found is not None
+    assert found.request == {"gpus": 2}
+    counted = TestClient(api.build(real, [], real.registry)).get("/metrics").text
+    assert 'crater_decisions_total{mode="enforce",verdict="planned"} 1.0' in counted
+    assert "crater_decision_seconds_count 1.0" in counted
+    assert "crater_profiled_nodes 1.0" in counted
+
+
+# --- With a munged of our own -----------------------------------------------------------------
+
+
+@pytest.fixture
+def munged(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    daemon = shutil.which("munged", path="/usr/sbin:/sbin:" + os.environ.get("PATH", ""))
+    if not daemon or not shutil.which("munge"):
+        pytest.skip("munge is not installed")
+    folder = tmp_path_factory.mktemp("munge")
+    key = folder / "key"
+    key.write_bytes(os.urandom(128))
+    key.chmod(0o400)
+    where = folder / "socket"
+    options = [
+        f"--key-file={key}",
+        f"--socket={where}",
+        f"--pid-file={folder / 'pid'}",
+        f"--log-file={folder / 'log'}",
+        f"--seed-file={folder / 'seed'}",
+    ]
+    process = subprocess.Popen(
+        [daemon, "--foreground", "--force", *options],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        end = time.monotonic() + 10
+        while not where.exists():
+            if process.poll() is not None or time.monotonic() > end:
+                pytest.skip("munged does not start here")
+            time.sleep(0.02)
+        run = munge._run
+        monkeypatch.setattr(
+            munge, "_run", lambda argv, text: run([argv[0], f"--socket={where}", *argv[1:]], text)
+        )
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        process.wait(10)
+
+
+def test_munge_proves_who_asks_and_a_replay_proves_nothing(
+    client: TestClient, service: FakeService, munged: None
+) -> None:
+    me = os.geteuid()
+    credential = munge.encode(NOBODY)
+    assert munge.decode(munge.encode("words")) == munge.Credential(me, os.getegid(), "words")
+    headers = {"Authorization": f"MUNGE {credential}"}
+    first = client.get("/api/v1/decisions/p1", headers=headers)
+    assert first.status_code == (200 if me == ROOT else 403)
+    replayed = client.get("/api/v1/decisions/p1", headers=headers)
+    assert replayed.status_code == 401
+    assert "replayed" in replayed.json()["detail"].lower()
+
+
+@pytest.mark.parametrize(
+    "what", ["", "MUNGE:", "MUNGE:!:", "MUNGE:abc", "x MUNGE:aa:", "MUNGE:a:\n"]
+)
+def test_what_is_no_credential_never_reaches_munge(what: str) -> None:
+    with pytest.raises(SlurmError, match="no MUNGE credential"):
+        munge.decode(what)
+
+
+def test_a_damaged_credential_is_refused_in_munge_s_own_words(munged: None) -> None:
+    whole = munge.encode("words")
+    with pytest.raises(SlurmError, match="^unmunge: "):
+        munge.decode(whole[:40] + "A" + whole[41:] if whole[40] != "A" else whole[:40] + "B:")
+
+
+def test_munge_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(SlurmError, match="munge is not installed"):
+        munge.encode("x")
