@@ -30,4 +30,8 @@ done
 
 # Whatever happens, the node stays in service: a non-zero Epilog would drain it.
 "$python" -I -S -E "$client" epilog "$@" >/dev/null 2>&1
+
+# The daemon takes the mark away. If it did not, it is dead or hangs, and finds this note later.
+# In a shell of its own: a redirection that fails would end this one with an error.
+[ -e "$run/jobs/$SLURM_JOB_ID" ] && (: >"$run/ended/$SLURM_JOB_ID") 2>/dev/null
 exit 0

@@ -53,6 +53,7 @@ class Loop:
 
 def recover(services: Services) -> None:
     """Pick up after a restart: jobs of an earlier boot have ended, the others are still ours."""
+    end_missed(services)
     running = []
     for record in services.store.all():
         if record.phase != PREPARED:
@@ -68,6 +69,21 @@ def recover(services: Services) -> None:
     services.marks.reset(running, everything=services.settings.node.environment_for_all)
 
 
+def end_missed(services: Services) -> None:
+    """End the jobs whose Epilog came while this daemon was dead or hung."""
+    for job_id in services.marks.ended():
+        answer = Answer()
+        with services.store.exclusive(job_id):
+            record = services.store.get(job_id)
+            if record is not None and record.phase == PREPARED:
+                _log.info("upkeep: job %s ended while its Epilog found no daemon", job_id)
+                end(services, record, answer)
+                services.marks.clear(job_id)
+            services.marks.take_ended(job_id)
+        for work in answer.afterwards:
+            work()
+
+
 def watch_memory(services: Services) -> None:
     """Sample running jobs (their cgroups are gone by Epilog) and let the ledger look again."""
     for record in services.store.all():
@@ -80,6 +96,7 @@ def tidy(services: Services) -> None:
     """Mount the cache if it is to be mounted, end what is over, delete what was set aside."""
     services.cache.ensure_mounted()
     services.cache.measure()
+    end_missed(services)
     for record in services.store.all():
         if record.phase == ENDED:
             with services.store.exclusive(record.job_id):
