@@ -81,18 +81,25 @@ def _tasks_and_cpus(
     tasks = job.tasks or per_node * placement.nodes
     if job.tasks is None:
         result.fields["num_tasks"] = str(tasks)
-    per_task = -(-placement.cores // per_node)
+    own_threads = _own_threads(placement, raw)
+    per_task = -(-placement.cores // per_node) * (own_threads or 1)
     if job.cpus_per_task is None:
         result.fields["cpus_per_task"] = str(per_task)
         result.fields["min_cpus"] = str(per_task * tasks)
     shared = placement.nodes > 1 and job.tasks and job.tasks_per_node is None
     if shared and tasks % placement.nodes == 0 and not raw.get("field.ntasks_per_gpu"):
         result.fields["ntasks_per_node"] = str(per_node)
-    if placement.threads_per_core > 1:
+    if placement.threads_per_core > 1 and not own_threads:
         # The directive counts cores: one thread of each, or Slurm would give half of them.
         result.fields["threads_per_core"] = "1"
     if job.min_nodes is None and tasks > 1:
         result.fields["min_nodes"] = result.fields["max_nodes"] = str(placement.nodes)
+
+
+def _own_threads(placement: Placement, raw: Mapping[str, str]) -> int:
+    """Threads of each core that the user's --threads-per-core uses here; 0 without the option."""
+    text = raw.get("field.threads_per_core", "")
+    return min(int(text), placement.threads_per_core) if text.isdecimal() and text != "0" else 0
 
 
 def _gres(
@@ -133,7 +140,7 @@ def _keep_together(
         if raw.get("field.ntasks_per_socket"):
             result.notes.append("--ntasks-per-socket wins over numa=strict")
             return
-        _one_socket_of_cores(placement, job, result)
+        _one_socket_of_cores(placement, job, raw, result)
         return
     option = job.gpus[0] if job.gpus else None
     # --gpus on one node is the same as per node; anything else is the user's own placement.
@@ -160,12 +167,15 @@ def _keep_together(
         result.fields["ntasks_per_node"] = str(job.tasks // placement.nodes)
 
 
-def _one_socket_of_cores(placement: Placement, job: Job, result: Changes) -> None:
+def _one_socket_of_cores(
+    placement: Placement, job: Job, raw: Mapping[str, str], result: Changes
+) -> None:
     tasks = int(result.fields.get("num_tasks", job.tasks or 1))
     per_task = int(result.fields.get("cpus_per_task", job.cpus_per_task or 1))
     if placement.domains == 1 and tasks == placement.nodes:
         # The directive's CPUs are cores, the user's own -c counts threads.
-        threads = 1 if placement.cores else placement.threads_per_core
+        default = 1 if placement.cores else placement.threads_per_core
+        threads = _own_threads(placement, raw) or default
         result.fields["cores_per_socket"] = str(-(-per_task // threads))
         result.fields["sockets_per_node"] = result.fields["ntasks_per_socket"] = "1"
         result.together = True

@@ -94,6 +94,19 @@ def test_a_strict_job_without_gpus_is_one_task_on_one_socket() -> None:
     assert found.flags == []
 
 
+@pytest.mark.parametrize(("own", "cpus"), [("2", "16"), ("1", "8"), ("4", "16")])
+def test_a_user_s_own_threads_per_core_win_and_the_cores_stay(own: str, cpus: str) -> None:
+    found = asked(Placement(cores=8, threads_per_core=2), {"threads_per_core": own})
+    assert "threads_per_core" not in found.fields
+    assert found.fields["cpus_per_task"] == found.fields["min_cpus"] == cpus
+
+
+def test_cores_per_socket_count_cores_whatever_threads_the_user_wants() -> None:
+    placement = Placement(cores=8, threads_per_core=2, domains=1)
+    found = asked(placement, {"threads_per_core": "2"})
+    assert (found.fields["cpus_per_task"], found.fields["cores_per_socket"]) == ("16", "8")
+
+
 def test_a_user_s_own_cpus_are_threads_and_cores_per_socket_are_not() -> None:
     placement = Placement(domains=1, threads_per_core=2)
     assert asked(placement, {"cpus_per_task": "16"}).fields["cores_per_socket"] == "8"
