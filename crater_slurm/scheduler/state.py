@@ -7,10 +7,12 @@ refusing to look, and its age is on the health page.
 from __future__ import annotations
 
 import dataclasses
+import gc
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from crater_slurm.errors import CraterError
@@ -100,12 +102,31 @@ class State:
 
     def refresh(self) -> None:
         """Read what is due; build a new View when anything changed. Raises CraterError."""
-        self._stale |= self._read_profiles()
+        with self._uncollected():
+            self._stale |= self._read_profiles()
+            try:
+                self._read_cluster()
+            finally:  # new profiles count even while slurmctld is away
+                if self._stale and self._cluster is not None:
+                    self._build(self._cluster)
+
+    @contextmanager
+    def _uncollected(self) -> Iterator[None]:
+        """A new picture is left alone by the garbage collector, while it is made and later.
+
+        A picture of 10,000 nodes is a million objects, and looking through them stops every
+        thread for 300 ms: longer than a submission may wait. They hold no circles, so they go by
+        themselves when the next picture takes their place. What else is garbage goes before.
+        """
+        before = self.view and self.view.planner
+        gc.collect()
+        gc.disable()
         try:
-            self._read_cluster()
-        finally:  # new profiles count even while slurmctld is away
-            if self._stale and self._cluster is not None:
-                self._build(self._cluster)
+            yield
+        finally:
+            if self.view and self.view.planner is not before:
+                gc.freeze()
+            gc.enable()
 
     def _read_cluster(self) -> None:
         now = time.monotonic()
@@ -115,8 +136,7 @@ class State:
         cluster = self._client.cluster()
         self._next_slurm = now + self._refresh_seconds
         self._cluster = cluster
-        placed = (cluster.nodes, cluster.default_partition)
-        if known is None or self.view is None or placed != (known.nodes, known.default_partition):
+        if known is None or self.view is None or _placed(cluster) != _placed(known):
             self._stale = True
         else:  # the same nodes, so the planner keeps what it has worked out; the time is new
             self.view = dataclasses.replace(self.view, cluster=cluster)
@@ -138,3 +158,9 @@ class State:
         self._profiles = {n: p for n, p in (self._profiles | fresh).items() if n in names}
         self._version = snapshot.version
         return True
+
+
+def _placed(cluster: SlurmCluster) -> tuple[object, ...]:
+    """What a decision takes from Slurm's picture; jobs that come and go change none of it."""
+    nodes = [(n.name, n.partitions, n.usable, n.features, n.gres) for n in cluster.nodes]
+    return cluster.default_partition, nodes

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import gc
 import time
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -11,7 +14,10 @@ from cluster_samples import cluster, node
 
 from crater_slurm.errors import SlurmError, StoreError
 from crater_slurm.model.cluster import SlurmCluster
+from crater_slurm.model.job import Job
 from crater_slurm.model.profile import NodeProfile
+from crater_slurm.model.request import Request
+from crater_slurm.placement.planner import Planner, Scope
 from crater_slurm.scheduler import state as state_module
 from crater_slurm.scheduler.state import State
 from crater_slurm.store.repository import Snapshot
@@ -251,3 +257,45 @@ def test_a_fault_of_ours_does_not_end_the_thread(slurm: FakeSlurm, running: Stat
     wait_until(lambda: running.problem == "refreshing failed; see the log")
     slurm.found = good
     wait_until(lambda: running.problem == "")
+
+
+def test_a_picture_goes_by_itself_when_the_next_takes_its_place(
+    state: State, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pictures are kept from the garbage collector, so one that held a circle would stay."""
+
+    class Watched(Planner):  # without slots, so that it can be referred to weakly
+        pass
+
+    monkeypatch.setattr(state_module, "Planner", Watched)
+    state.refresh()
+    assert state.view is not None
+    for gpus in (1, 99):
+        state.view.planner.plan("p", Request(gpus=gpus), Job(user_id=1), Scope())
+    state.view.hostlist(state.view.planner.inventory.everything)
+    old = weakref.ref(state.view.planner)
+    slurm.found = dataclasses.replace(slurm.found, nodes=slurm.found.nodes[:1])
+    gc.disable()
+    try:
+        state.refresh()
+        assert old() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("away", ["", "away"])
+def test_a_refresh_leaves_the_collector_on(slurm: FakeSlurm, state: State, away: str) -> None:
+    slurm.away = away
+    with contextlib.suppress(SlurmError):
+        state.refresh()
+    assert gc.isenabled()
+
+
+def test_jobs_that_come_and_go_change_no_picture(slurm: FakeSlurm, state: State) -> None:
+    state.refresh()
+    assert state.view is not None
+    first = state.view.planner
+    busy = tuple(dataclasses.replace(n, state="allocated") for n in slurm.found.nodes)
+    slurm.found = dataclasses.replace(slurm.found, nodes=busy)
+    state.refresh()
+    assert state.view.planner is first

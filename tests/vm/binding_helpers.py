@@ -80,10 +80,12 @@ def running_daemon(guest: Guest) -> Iterator[NodeDaemon]:
         yield daemon
 
 
-def with_plan(guest: Guest, user: str = "alice", **attributes: Any) -> str:
+def with_plan(
+    guest: Guest, user: str = "alice", *, gpus: int = 0, numa: str = "strict", domains: int = 1
+) -> str:
     """The sbatch option that brings a plan of its own, signed as the submit filter signs it."""
     uid = int(guest.check(f"id -u {user}"))
-    plan = Plan(id=f"plan-{next(_serial)}", **{"numa": "strict", "domains": 1} | attributes)
+    plan = Plan(id=f"plan-{next(_serial)}", gpus=gpus, numa=numa, domains=domains)
     return "--comment=" + sign(SignedPlan(plan, uid, "guest", int(time.time())), KEY)
 
 
