@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
+from typing import Any
 
 from crater_slurm.model.cluster import SlurmCluster
 from crater_slurm.model.profile import Gpu, Method, NodeProfile, Nvme, Provenance
@@ -119,7 +120,15 @@ def build(
 _GPU_KIND = attrgetter(
     *(f.name for f in dataclasses.fields(Gpu) if f.name not in {"uuid", "pci_bus_id"})
 )
-_NVME_KIND = attrgetter(*(f.name for f in dataclasses.fields(Nvme) if f.name != "stable_id"))
+#: What tells one drive from another of its kind.
+_NVME_OWN: dict[str, Any] = {
+    "stable_id": None,
+    "firmware": None,
+    "pci_bus_id": None,
+    "uses": (),
+    "wear_percent": None,
+}
+_NVME_KIND = attrgetter(*(f.name for f in dataclasses.fields(Nvme) if f.name not in _NVME_OWN))
 
 
 def _kind(profile: NodeProfile, allow_declared: bool) -> Hashable:
@@ -203,4 +212,4 @@ def _anonymous_nvme(index: int, nvme: Nvme, trusted: object) -> Nvme:
         for name in _MEASURABLE
         if hasattr(nvme, name)
     }
-    return dataclasses.replace(nvme, stable_id=None, **changes)
+    return dataclasses.replace(nvme, **_NVME_OWN, **changes)

@@ -21,7 +21,7 @@ from crater_slurm import __version__
 from crater_slurm.errors import CraterError, SlurmError
 from crater_slurm.scheduler.service import Service
 from crater_slurm.slurm import munge
-from crater_slurm.store.codec import decision_to_dict
+from crater_slurm.store.decisions import decision_to_dict
 from crater_slurm.store.records import Grant
 
 _LONGEST_BODY = 1 << 20

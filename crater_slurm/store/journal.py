@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterable
 from typing import Any
@@ -10,7 +11,7 @@ from sqlalchemy import Engine, delete, insert, select, update
 
 from crater_slurm.model.plan import Decision
 from crater_slurm.store import engine as engines
-from crater_slurm.store.codec import decision_from_dict, decision_to_dict
+from crater_slurm.store.decisions import decision_from_dict, decision_to_dict
 from crater_slurm.store.profiles import chunks
 from crater_slurm.store.records import Event, Grant, Pruned
 from crater_slurm.store.tables import DecisionRow, EventRow, GrantRow
@@ -112,28 +113,25 @@ class Journal:
         ]
         return sorted(found, key=lambda grant: (grant.node, grant.time))
 
-    def add_event(self, event: Event) -> None:
-        """Notes that something happened to a node."""
-        row = {
-            "node": event.node,
-            "time_us": _us(event.time),
-            "kind": event.kind,
-            "message": event.message,
-        }
-        with engines.writing(self._engine) as connection:
-            connection.execute(insert(EventRow), [row])
+    def add_events(self, events: Iterable[Event]) -> None:
+        """Notes what happened to nodes, in one transaction."""
+        rows = [_event_row(event) for event in events]
+        if rows:
+            with engines.writing(self._engine) as connection:
+                connection.execute(insert(EventRow), rows)
 
     def events(self, node: str | None = None, limit: int = 100) -> list[Event]:
         """The newest events first, of one node if given."""
-        query = select(EventRow.node, EventRow.time_us, EventRow.kind, EventRow.message)
+        columns = ("node", "time_us", "kind", "message", "path", "old", "new")
+        query = select(*(getattr(EventRow, name) for name in columns))
         if node is not None:
             query = query.where(EventRow.node == node)
         query = query.order_by(EventRow.time_us.desc(), EventRow.id.desc()).limit(limit)
         with engines.reading(self._engine) as connection:
-            rows = connection.execute(query).all()
+            rows = connection.execute(query).mappings().all()
         return [
-            Event(node=name, time=us / 1e6, kind=kind, message=message)
-            for name, us, kind, message in rows
+            Event(time=row["time_us"] / 1e6, **{k: row[k] for k in columns if k != "time_us"})
+            for row in rows
         ]
 
     def prune(self, days: int, now: float) -> Pruned:
@@ -149,6 +147,11 @@ class Journal:
 
 def _us(seconds: float) -> int:
     return round(seconds * 1e6)
+
+
+def _event_row(event: Event) -> dict[str, Any]:
+    row = dataclasses.asdict(event)
+    return row | {"time_us": _us(row.pop("time"))}
 
 
 def _decision_row(decision: Decision) -> dict[str, Any]:

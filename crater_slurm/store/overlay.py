@@ -18,8 +18,8 @@ from crater_slurm.errors import UsageError
 from crater_slurm.model.cpuset import format_cpulist
 from crater_slurm.model.profile import Gpu, Method, NodeProfile, NumaNode, Nvme, Provenance
 from crater_slurm.store import strict
-from crater_slurm.store.codec import READERS
 from crater_slurm.store.diff import show_value
+from crater_slurm.store.readers import READERS
 
 SECTIONS = ("gpu", "cpu", "ssd")
 _COMMON = ("method", "time", "override")
@@ -268,7 +268,8 @@ def _merge(patch: _Patch, part: Part, path: str, entry: Entry) -> Part:
         present = patch.provenance.get(place, patch.profile.source)
         if old is None or entry.override or _rank(entry.provenance) <= _rank(present):
             taken[name] = value
-            patch.provenance[place] = entry.provenance
+            over = entry.override and old is not None and _rank(entry.provenance) > _rank(present)
+            patch.provenance[place] = dataclasses.replace(entry.provenance, override=over)
         elif old != value:
             told = (
                 f"{entry.path}: {patch.profile.name} keeps {name} = {show_value(name, old)} "

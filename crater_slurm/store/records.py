@@ -19,12 +19,18 @@ class Grant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Something that happened to a node; ``kind`` is one word, ``message`` one sentence."""
+    """Something that happened to a node; ``kind`` is one word, ``message`` one sentence.
+
+    Where a value of the profile changed, ``path`` names it, with both values as people read them.
+    """
 
     node: str
     time: float
     kind: str
     message: str
+    path: str | None = None
+    old: str | None = None
+    new: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

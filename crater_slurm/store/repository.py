@@ -90,7 +90,10 @@ class Store(Journal):
             return _version(connection)
 
     def snapshot(self, since: int | None = None) -> Snapshot:
-        """All profiles, or only those that changed after version ``since``, of one moment."""
+        """All profiles, or only those that changed after version ``since``, of one moment.
+
+        PCI devices and memory modules are left out.
+        """
 
         def where(query: Any, node: Any) -> Any:
             if since is None:
@@ -100,12 +103,14 @@ class Store(Journal):
         with engines.reading(self._engine) as connection:
             version = _version(connection)
             names = connection.scalars(select(NodeRow.name)).all()
-            return Snapshot(version, tuple(profiles.read(connection, where)), tuple(sorted(names)))
+            found = profiles.read(connection, where, topology=False)
+            return Snapshot(version, tuple(found), tuple(sorted(names)))
 
     def profiles(self, names: Iterable[str] | None = None) -> list[NodeProfile]:
         """All profiles by name, or those of the named nodes that are there."""
         if names is None:
-            return list(self.snapshot().profiles)
+            with engines.reading(self._engine) as connection:
+                return profiles.read(connection)
         wanted = sorted(set(names))
         found: list[NodeProfile] = []
         with engines.reading(self._engine) as connection:

@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime
+from enum import StrEnum
 from functools import cache
 from typing import Any, TypeVar
 
@@ -20,6 +21,7 @@ from crater_slurm.model.cpuset import parse_cpulist
 
 Reader = Callable[[object, str], Any]
 T = TypeVar("T")
+E = TypeVar("E", bound=StrEnum)
 
 _WORD = re.compile(r"[a-z0-9][a-z0-9_.+-]*")
 #: Longest text of a profile; the columns of the store are as wide.
@@ -78,6 +80,18 @@ def flag(value: object, path: str) -> bool:
     if not isinstance(value, bool):
         raise refuse(path, value, "true or false")
     return value
+
+
+def choice(kind: type[E]) -> Reader:
+    """Reader of one of an enumeration's words."""
+    wanted = f"one of {', '.join(kind)}"
+
+    def read(value: object, path: str) -> E:
+        if not isinstance(value, str) or value not in list(kind):
+            raise refuse(path, value, wanted)
+        return kind(value)
+
+    return read
 
 
 def words(known: Collection[str] = ()) -> Reader:

@@ -77,10 +77,14 @@ class NodeRow(Base):
     cpu_cores_per_socket: Mapped[int]
     cpu_threads_per_core: Mapped[int]
     cpu_avx: Mapped[str | None] = mapped_column(Text)
+    cpu_l3_caches: Mapped[str | None] = mapped_column(Text)
+    kernel: Mapped[str | None]
+    gpu_driver: Mapped[str | None]
+    cuda: Mapped[str | None]
 
 
 class NumaNodeRow(Base):
-    """A NUMA node; ``cpus`` is a kernel list, ``distances`` are comma-separated."""
+    """A NUMA node; ``cpus`` is a kernel list, distances and bandwidths are comma-separated."""
 
     __tablename__ = "numa_node"
     node: Mapped[str] = _node_key()
@@ -91,6 +95,10 @@ class NumaNodeRow(Base):
     memory_mib: Mapped[int | None]
     memory_bandwidth_gb_s: Mapped[float | None]
     distances: Mapped[str] = mapped_column(Text)
+    kind: Mapped[str | None] = mapped_column(String(16))
+    remote_bandwidth_gb_s: Mapped[str | None] = mapped_column(Text)
+    firmware_bandwidth_gb_s: Mapped[float | None]
+    firmware_latency_ns: Mapped[int | None]
 
 
 class GpuRow(Base):
@@ -130,7 +138,7 @@ class NvLinkRow(Base):
 
 
 class NvmeRow(Base):
-    """An NVMe drive."""
+    """An NVMe drive; ``uses`` is a JSON list."""
 
     __tablename__ = "nvme"
     node: Mapped[str] = _node_key()
@@ -145,6 +153,43 @@ class NvmeRow(Base):
     read_latency_us: Mapped[float | None]
     iops_stability_ratio: Mapped[float | None]
     sequential_write_mb_s: Mapped[float | None]
+    firmware: Mapped[str | None]
+    pci_bus_id: Mapped[str | None]
+    uses: Mapped[str | None] = mapped_column(Text)
+    wear_percent: Mapped[int | None]
+
+
+class PciDeviceRow(Base):
+    """A device in the PCI tree; ``names`` and ``bridges`` are comma-separated."""
+
+    __tablename__ = "pci_device"
+    node: Mapped[str] = _node_key()
+    position: Mapped[int] = _position()
+    address: Mapped[str]
+    kind: Mapped[str] = mapped_column(String(16))
+    names: Mapped[str] = mapped_column(Text)
+    model: Mapped[str | None]
+    numa_node: Mapped[int | None]
+    local_cpus: Mapped[str] = mapped_column(Text)
+    root: Mapped[str | None]
+    bridges: Mapped[str] = mapped_column(Text)
+    link_speed_gt_s: Mapped[float | None]
+    link_width: Mapped[int | None]
+    max_link_speed_gt_s: Mapped[float | None]
+    max_link_width: Mapped[int | None]
+
+
+class DimmRow(Base):
+    """A memory module."""
+
+    __tablename__ = "dimm"
+    node: Mapped[str] = _node_key()
+    position: Mapped[int] = _position()
+    slot: Mapped[str]
+    size_mib: Mapped[int]
+    kind: Mapped[str | None]
+    speed_mt_s: Mapped[int | None]
+    channel: Mapped[str | None]
 
 
 class ProvenanceRow(Base):
@@ -160,6 +205,7 @@ class ProvenanceRow(Base):
     method: Mapped[str] = mapped_column(String(16))
     time_us: Mapped[int | None]
     paths: Mapped[str] = mapped_column(_Document)
+    is_override: Mapped[bool | None]
 
 
 class DecisionRow(Base):
@@ -194,7 +240,7 @@ class GrantRow(Base):
 
 
 class EventRow(Base):
-    """Something that happened to a node, in one sentence."""
+    """Something that happened to a node, in one sentence; where a value changed, both of it."""
 
     __tablename__ = "event"
     __table_args__ = (Index(None, "node", "time_us"), Index(None, "time_us"), _MYSQL)
@@ -203,3 +249,6 @@ class EventRow(Base):
     time_us: Mapped[int]
     kind: Mapped[str] = mapped_column(String(32))
     message: Mapped[str] = mapped_column(Text)
+    path: Mapped[str | None]
+    old: Mapped[str | None] = mapped_column(Text)
+    new: Mapped[str | None] = mapped_column(Text)

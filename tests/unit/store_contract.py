@@ -17,11 +17,12 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
+from alembic import command
 from sqlalchemy import text
 from store_samples import plain_profile, rich_decision, rich_profile
 
 from crater_slurm.errors import StoreError, UsageError
-from crater_slurm.model.profile import NodeProfile
+from crater_slurm.model.profile import Cpu, Method, NodeProfile, NumaNode, Nvme, Provenance
 from crater_slurm.store import engine as engines
 from crater_slurm.store import maintenance, migrations
 from crater_slurm.store.records import Event, Grant, Pruned
@@ -125,7 +126,8 @@ class StoreContract:
         store.delete_profile("c")
         news = store.snapshot(since=seen.version)
         assert (news.version, news.names) == (3, ("a", "b"))
-        assert news.profiles == (rich_profile("b"),)
+        lean = dataclasses.replace(rich_profile("b"), pci_devices=(), dimms=())
+        assert news.profiles == (lean,), "what no decision looks at stays in the store"
         assert store.snapshot(since=3).profiles == ()
 
     def test_a_smaller_profile_leaves_nothing_of_the_larger(self, store: Store, url: str) -> None:
@@ -212,9 +214,20 @@ class StoreContract:
         assert len(store.grants()) == 3
 
     def test_events_come_newest_first(self, store: Store) -> None:
-        store.add_event(Event(node="gn01", time=1.0, kind="report", message="first"))
-        store.add_event(Event(node="gn02", time=3.0, kind="report", message="other"))
-        store.add_event(Event(node="gn01", time=2.0, kind="gpu_lost", message="GPU 3 is gone"))
+        store.add_events([Event(node="gn01", time=1.0, kind="report", message="first")])
+        store.add_events([Event(node="gn02", time=3.0, kind="report", message="other")])
+        store.add_events(
+            [
+                Event(
+                    node="gn01",
+                    time=2.0,
+                    kind="gpu_lost",
+                    message="GPU 3 is gone",
+                    path="gpus[3]",
+                    old="a100",
+                )
+            ]
+        )
         assert [found.message for found in store.events()] == ["other", "GPU 3 is gone", "first"]
         assert [found.message for found in store.events("gn01", limit=1)] == ["GPU 3 is gone"]
 
@@ -225,7 +238,7 @@ class StoreContract:
             then = now - age * _DAY
             store.save_decision(rich_decision(key, time=then))
             store.save_grant(Grant(job_id=1, plan_id=key, node="gn01", time=then))
-            store.add_event(Event(node="gn01", time=then, kind="report", message=key))
+            store.add_events([Event(node="gn01", time=then, kind="report", message=key)])
         assert store.prune(10, now) == Pruned(decisions=1, grants=1, events=1)
         assert [found.id for found in store.decisions()] == ["age9.9", "age10.0"]
         assert store.prune(10, now) == Pruned(decisions=0, grants=0, events=0)
@@ -298,7 +311,7 @@ class StoreContract:
         assert report.rows == dict.fromkeys(report.rows, 0) | {"meta": 1}
         assert set(report.rows) == {
             *("decision", "event", "gpu", "job_grant", "meta", "node", "numa_node", "nvlink"),
-            *("nvme", "provenance"),
+            *("nvme", "provenance", "pci_device", "dimm"),
         }
 
     def test_drift_is_found(self, store: Store, url: str) -> None:
@@ -330,8 +343,38 @@ class StoreContract:
     ) -> None:
         monkeypatch.setattr(migrations, "REVISIONS", (migrations.HEAD, "9998"))
         monkeypatch.setattr(migrations, "HEAD", "9998")
-        with pytest.raises(StoreError, match="is at revision 0001, not 9998; run 'crater db up"):
+        with pytest.raises(StoreError, match="is at revision 0002, not 9998; run 'crater db up"):
             Store.open(url)
+
+    def test_the_first_revision_is_upgraded_with_what_it_holds(self, url: str) -> None:
+        if url.startswith("sqlite"):
+            engines.make_sqlite_file(engines.parse_url(url))
+        engine = engines.connect(engines.parse_url(url))
+        with engines.writing(engine) as connection:
+            command.upgrade(migrations.config(connection), "0001")
+        engine.dispose()
+        execute(
+            url,
+            "INSERT INTO node (name, version, digest, source_method, cpu_sockets, "
+            "cpu_cores_per_socket, cpu_threads_per_core) VALUES ('n1', 1, 'x', 'measured', 1, 2, 1)",
+            "INSERT INTO numa_node (node, position, id, cpus, distances) "
+            "VALUES ('n1', 0, 0, '0-1', '10')",
+            "INSERT INTO nvme (node, position, name) VALUES ('n1', 0, 'nvme0n1')",
+            "INSERT INTO event (node, time_us, kind, message) VALUES ('n1', 5, 'seen', 'It came.')",
+        )
+        with pytest.raises(StoreError, match="is at revision 0001, not 0002; run 'crater db up"):
+            Store.open(url)
+        with Store.open(url, create=True) as store:
+            assert store.profile("n1") == NodeProfile(
+                name="n1",
+                cpu=Cpu(sockets=1, cores_per_socket=2),
+                numa_nodes=(NumaNode(id=0, cpus=(0, 1), distances=(10,)),),
+                nvmes=(Nvme(name="nvme0n1"),),
+                source=Provenance(Method.MEASURED),
+            )
+            assert store.events() == [Event(node="n1", time=5e-6, kind="seen", message="It came.")]
+            assert store.save_profile(rich_profile())
+        assert maintenance.check(url).problems == ()
 
     @pytest.mark.parametrize("create", [False, True])
     def test_a_newer_store_is_left_alone(self, store: Store, url: str, create: bool) -> None:

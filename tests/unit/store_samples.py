@@ -6,14 +6,21 @@ from datetime import UTC, datetime
 
 from crater_slurm.model.plan import Condition, Decision, Mode, Plan, Verdict
 from crater_slurm.model.profile import (
+    Cache,
     Cpu,
+    Dimm,
     Gpu,
     Method,
     NodeProfile,
+    NumaKind,
     NumaNode,
     NvLink,
     Nvme,
+    PciDevice,
+    PciKind,
+    PciLink,
     Provenance,
+    Software,
 )
 
 NOON = datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
@@ -30,6 +37,10 @@ def rich_profile(name: str = "gn01") -> NodeProfile:
             cores_per_socket=4,
             threads_per_core=2,
             avx=frozenset({"avx", "avx2"}),
+            l3_caches=(
+                Cache(cpus=(0, 1, 2, 3, 8, 9, 10, 11), size_kib=32768),
+                Cache(cpus=(4, 5, 6, 7)),
+            ),
         ),
         numa_nodes=(
             NumaNode(
@@ -39,9 +50,13 @@ def rich_profile(name: str = "gn01") -> NodeProfile:
                 memory_mib=257536,
                 memory_bandwidth_gb_s=0.1 + 0.2,
                 distances=(10, 32, 80),
+                kind=NumaKind.CPU,
+                remote_bandwidth_gb_s=(138.7, 60.25, 1 / 3),
+                firmware_bandwidth_gb_s=131.072,
+                firmware_latency_ns=26,
             ),
             NumaNode(id=1, cpus=(4, 5, 6, 7), memory_mib=0),
-            NumaNode(id=4, cpus=()),
+            NumaNode(id=4, cpus=(), kind=NumaKind.GPU_MEMORY),
         ),
         gpus=(
             Gpu(
@@ -77,15 +92,41 @@ def rich_profile(name: str = "gn01") -> NodeProfile:
                 read_latency_us=87.2,
                 iops_stability_ratio=0.92,
                 sequential_write_mb_s=3950.5,
+                firmware="GDC7302Q",
+                pci_bus_id="0000:41:00.0",
+                uses=("partitions", "mounted at /crater-cache, noatime"),
+                wear_percent=3,
             ),
             Nvme(name="nvme1n1"),
         ),
+        pci_devices=(
+            PciDevice(
+                address="0000:17:00.0",
+                kind=PciKind.GPU,
+                names=("nvidia0",),
+                model="10de:20f1",
+                numa_node=0,
+                local_cpus=(0, 1, 2, 3),
+                root="pci0000:16",
+                bridges=("0000:16:02.0", "0000:17:00.0"),
+                link=PciLink(speed_gt_s=8.0, width=8),
+                max_link=PciLink(speed_gt_s=16.0, width=16),
+            ),
+            PciDevice(address="0000:5e:00.0", kind=PciKind.NIC, names=("ib0", "mlx5_0")),
+            PciDevice(address="10000:01:00.0", kind=PciKind.NVME),
+        ),
+        dimms=(
+            Dimm(slot="A1", size_mib=65536, kind="DDR4", speed_mt_s=3200, channel="0/A"),
+            Dimm(slot="B, 1", size_mib=32768),
+        ),
+        software=Software(kernel="6.12.9-amd64", gpu_driver="590.48.01", cuda="13.1"),
         memory_mib=515_072,
         cache_gb=3000,
         source=Provenance(Method.DERIVED, NOON),
         provenance={
             "gpus[0].sm_count": Provenance(Method.CATALOGUE),
             "gpus[0].nvlinks[1].bandwidth_gb_s": Provenance(Method.DECLARED),
+            "gpus[0].memory_mib": Provenance(Method.DECLARED, NOON, override=True),
             "numa_nodes[0].memory_bandwidth_gb_s": Provenance(Method.MEASURED, NOON),
             "nvmes[0].read_latency_us": Provenance(Method.MEASURED, NOON),
         },

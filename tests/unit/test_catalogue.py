@@ -7,7 +7,7 @@ import pytest
 from crater_slurm import catalogue
 from crater_slurm.model.profile import Cpu, Gpu, Method, NodeProfile, NumaNode, Provenance
 from crater_slurm.model.request import REQUIREMENTS
-from crater_slurm.store.codec import PRECISIONS
+from crater_slurm.store.readers import PRECISIONS
 
 NAMES = [
     ("NVIDIA A100-PCIE-40GB", "a100-pcie-40gb"),

@@ -68,13 +68,13 @@ def gpu_node(store: Store) -> None:
 def test_upgrade_makes_the_store_and_then_leaves_it(run: Run, file: Path) -> None:
     assert run("db", "current").stdout == f"{file} has no tables yet; run 'crater db upgrade'\n"
     assert not file.exists()
-    assert run("db", "upgrade").stdout == f"{file} made, revision 0001\n"
-    assert run("db", "upgrade").stdout == f"{file} is at revision 0001 already\n"
-    assert run("db", "current").stdout == f"{file} is at revision 0001, the newest\n"
+    assert run("db", "upgrade").stdout == f"{file} made, revision 0002\n"
+    assert run("db", "upgrade").stdout == f"{file} is at revision 0002 already\n"
+    assert run("db", "current").stdout == f"{file} is at revision 0002, the newest\n"
     assert json.loads(run("db", "current", "--json").stdout) == {
         "store": str(file),
-        "current": "0001",
-        "newest": "0001",
+        "current": "0002",
+        "newest": "0002",
     }
 
 
@@ -159,7 +159,7 @@ def test_show_gives_value_unit_method_and_time(run: Run, gpu_node: None) -> None
     lines = run("nodes", "show", "gn01").stdout.splitlines()
     rows = {line.split()[0]: line.split()[1:] for line in lines[2:]}
     assert lines[0] == "gn01, derived 2026-03-01T12:00:00Z"
-    assert rows["gpus[0].memory_mib"] == ["40960", "MiB", "derived", "2026-03-01T12:00:00Z"]
+    assert rows["gpus[0].memory_mib"] == ["40960", "MiB", "declared", "2026-03-01T12:00:00Z"]
     assert rows["gpus[0].sm_count"] == ["108", "catalogue", "-"]
     assert rows["nvmes[0].read_latency_us"] == ["87.2", "µs", "measured", "2026-03-01T12:00:00Z"]
     assert rows["gpus[3].memory_mib"] == ["-", "-", "-"]

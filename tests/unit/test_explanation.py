@@ -12,7 +12,7 @@ from store_samples import rich_decision
 
 from crater_slurm.cli.explanation import lines
 from crater_slurm.model.plan import Mode
-from crater_slurm.store.codec import decision_to_dict
+from crater_slurm.store.decisions import decision_to_dict
 
 WHOLE = """\
 Plan p1: planned (enforce), WHEN

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from alembic.config import Config
 
 #: All revisions, oldest first. Kept here so that opening a store doesn't import Alembic.
-REVISIONS = ("0001",)
+REVISIONS = ("0001", "0002")
 HEAD = REVISIONS[-1]
 _TABLE = "crater_schema"
 #: Any number will do that nobody else locks by.
@@ -68,7 +68,7 @@ def upgrade(engine: Engine) -> tuple[str | None, str]:
                 f"crater-slurm knows ({HEAD}); upgrade crater-slurm on this machine"
             )
         if before != HEAD:
-            command.upgrade(_config(connection), "head")
+            command.upgrade(config(connection), "head")
         return before, HEAD
 
 
@@ -99,14 +99,15 @@ def _current(connection: Connection) -> str | None:
     return None if found is None else str(found)
 
 
-def _config(connection: Connection) -> Config:
+def config(connection: Connection) -> Config:
+    """Alembic's configuration for a database that is open for writing."""
     from alembic.config import Config
 
-    config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
-    config.attributes["connection"] = connection
-    config.attributes["version_table"] = _TABLE
-    return config
+    made = Config()
+    made.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
+    made.attributes["connection"] = connection
+    made.attributes["version_table"] = _TABLE
+    return made
 
 
 @contextmanager
