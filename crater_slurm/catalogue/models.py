@@ -22,7 +22,8 @@ class GpuModel:
 
     ``memory_mib`` is the nominal size and ``driver_memory_mib`` what the driver shows of it.
     ``precisions`` are the number formats that the hardware multiplies itself.
-    ``nvlink_bandwidth_gb_s`` is the total of all links, both directions.
+    ``nvlink_bandwidth_gb_s`` is the total of all links, both directions. ``pci_ids`` are the
+    devices that are this model and no other (https://pci-ids.ucw.cz), as ``10de:20b0``.
     """
 
     id: str
@@ -41,6 +42,7 @@ class GpuModel:
     mig_instances: int
     confidence: str
     driver_names: tuple[str, ...]
+    pci_ids: tuple[str, ...]
     note: str
 
 
@@ -62,6 +64,14 @@ def lookup(name: str) -> GpuModel | None:
     """The model of a driver's name (``NVIDIA A100-PCIE-40GB``) or id; None when it is unknown."""
     found = _by_slug().get(_slug(name))
     return gpu_models()[found] if found else None
+
+
+def by_pci_id(pci_id: str) -> GpuModel | None:
+    """The model of a PCI vendor and device (``10de:20b0``); None when it is unknown.
+
+    Some ids are shared by models that differ (MI250 and MI250X); those are no model's here.
+    """
+    return next((m for m in gpu_models().values() if pci_id.lower() in m.pci_ids), None)
 
 
 def model_id(name: str) -> str:
@@ -105,5 +115,6 @@ def _model(row: Mapping[str, str]) -> GpuModel:
         mig_instances=int(row["mig_instances"]),
         confidence=row["confidence"],
         driver_names=tuple(row["driver_names"].split(";")),
+        pci_ids=tuple(row["pci_ids"].split()),
         note=row["note"],
     )

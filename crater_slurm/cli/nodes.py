@@ -189,6 +189,40 @@ def diff(left: str, right: str, as_json: bool) -> None:
 
 
 @nodes.command()
+@click.argument("name", required=False)
+@click.option("--limit", default=50, show_default=True, help="How many, the newest first.")
+@_json
+def events(name: str | None, limit: int, as_json: bool) -> None:
+    """Show what changed on node NAME, or on all: lost hardware, slower drives, new drivers."""
+    import dataclasses
+    import time
+
+    with _open() as store:
+        found = store.events(name, limit=limit)
+        if not found and name is not None:
+            _stored(store, [name])
+    if as_json:
+        _print_json([dataclasses.asdict(event) for event in found])
+    elif not found:
+        click.echo("nothing happened yet")
+    else:
+        _print_table(
+            ("TIME", "NODE", "EVENT", "WAS", "IS", "WHAT"),
+            [
+                (
+                    time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.time)),
+                    event.node,
+                    event.kind,
+                    event.old or "-",
+                    event.new or "-",
+                    event.message,
+                )
+                for event in found
+            ],
+        )
+
+
+@nodes.command()
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
 def remove(names: tuple[str, ...]) -> None:
     """Forget the profiles of nodes. A node that still runs crater-probe comes back by itself."""

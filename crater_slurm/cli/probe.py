@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from crater_slurm import __version__
+from crater_slurm.cli.probe_bench import bench
 from crater_slurm.errors import CraterError
 
 
@@ -17,6 +18,9 @@ from crater_slurm.errors import CraterError
 @click.version_option(__version__, prog_name="crater-probe")
 def probe() -> None:
     """Read what this node has."""
+
+
+probe.add_command(bench)
 
 
 @probe.command()
@@ -37,13 +41,33 @@ def scan(root: Path, name: str | None, as_json: bool) -> None:
     from crater_slurm.store.codec import profile_to_dict
 
     node = name or socket.gethostname().split(".")[0]
-    document = profile_to_dict(read_profile(node, root))
+    found = read_profile(node, root)
+    document = profile_to_dict(found.profile)
+    for note in found.notes:
+        click.echo(f"note: {note}", err=True)
     if as_json:
         click.echo(json.dumps(document, indent=2))
         return
     import yaml
 
     click.echo(yaml.safe_dump(document, sort_keys=False), nl=False)
+
+
+@probe.command()
+@click.option("--config", type=click.Path(path_type=Path), help="Settings file.")
+@click.option("--name", help="The node's name in Slurm; default: this host's.")
+def serve(config: Path | None, name: str | None) -> None:
+    """Report profile and health to crater-scheduler, and show metrics.
+
+    Runs until SIGTERM; SIGHUP reads the hardware at once.
+    """
+    import logging
+
+    from crater_slurm.config import load
+    from crater_slurm.sensor.main import serve as run
+
+    logging.basicConfig(level=logging.INFO, format="crater-probe: %(message)s")
+    run(load(config).settings, name)
 
 
 def main() -> int:

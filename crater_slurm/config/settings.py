@@ -89,7 +89,13 @@ class Scheduler(Section):
         default=30, gt=0, description="How often partitions and nodes are read from Slurm."
     )
     admin_users: tuple[str, ...] = Field(
-        default=("root", "slurm", "crater"), description="Who may see other users' decisions."
+        default=("root", "slurm", "crater"),
+        description="Who may see other users' decisions, and report of the node that they are on.",
+    )
+    verify_node_host: bool = Field(
+        default=True,
+        description="Take a node's report only from that node, by the host in its MUNGE "
+        "credential. False where nodes are containers that share one munged.",
     )
 
 
@@ -192,6 +198,39 @@ class Node(Section):
     )
 
 
+class Probe(Section):
+    """crater-probe serve, on every node."""
+
+    listen: str = Field(
+        default="0.0.0.0:9193",
+        description="Address of /metrics for Prometheus; empty: none. 9090, which the first "
+        "documents name, is Prometheus's own.",
+    )
+    sample_seconds: float = Field(
+        default=15, ge=1, description="How often load, drives and GPUs are looked at."
+    )
+    scan_seconds: float = Field(
+        default=900,
+        ge=10,
+        description="How often the hardware is read anew; SIGHUP does it at once.",
+    )
+    publish: bool = Field(
+        default=True, description="Report profile and health to crater-scheduler (scheduler.url)."
+    )
+    publish_seconds: float = Field(
+        default=30, ge=1, description="How often health is reported; a changed profile at once."
+    )
+    watch_latency: bool = Field(
+        default=True,
+        description="Read the cache drive a little at each report, for a latency that can be "
+        "compared with the calibrated one. Writes one file of 64 MiB, once.",
+    )
+    state_dir: Path = Field(
+        default=Path("/var/lib/crater/probe"),
+        description="Profiles that the scheduler has not got yet.",
+    )
+
+
 class Settings(Section):
     """The whole tree."""
 
@@ -205,3 +244,4 @@ class Settings(Section):
     scheduler: Scheduler = Scheduler()
     plan: Plan = Plan()
     node: Node = Node()
+    probe: Probe = Probe()

@@ -16,8 +16,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from crater_slurm.files import read_text
 from crater_slurm.model.cpuset import format_cpulist, parse_cpulist
-from crater_slurm.node.files import read_text
 
 _TASK = re.compile(r"(?P<job>/.*/[^/]+)/(?P<step>step_[^/]+)/user/task_[^/]+\Z")
 _MEMORY_KEYS = {"anon", "shmem", "kernel_stack", "pagetables", "slab_unreclaimable"}

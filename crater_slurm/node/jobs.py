@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from crater_slurm.files import write_atomically
 from crater_slurm.model.plan import Plan
-from crater_slurm.node.files import write_atomically
 
 _log = logging.getLogger("crater.node.jobs")
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import socket
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -34,21 +32,6 @@ class OnlyOne:
 
     def release(self) -> None:
         os.close(self._fd)
-
-
-def notify(state: str) -> None:
-    """Tell systemd (``READY=1``, ``STOPPING=1``); nothing without NOTIFY_SOCKET."""
-    address = os.environ.get("NOTIFY_SOCKET", "")
-    if not address:
-        return
-    if address.startswith("@"):
-        address = "\0" + address[1:]
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as datagram:
-            datagram.connect(address)
-            datagram.send(state.encode())
-    except OSError as error:
-        print(f"crater-io-daemon: couldn't notify systemd: {error}", file=sys.stderr)
 
 
 def detach() -> Callable[[], None]:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from crater_slurm import __version__
+from crater_slurm import __version__, systemd
 from crater_slurm.config.load import load
 from crater_slurm.errors import CraterError
 from crater_slurm.node import lifecycle, upkeep
@@ -40,8 +40,8 @@ class Daemon:
             _log.info("binding: memory stays soft on this node: %s", reason)
         upkeep.recover(services)
         services.cache.ensure_mounted()
-        if services.reporter:
-            services.reporter.start()
+        if services.spool:
+            services.spool.start()
         if not reason:
             self._watcher.start()
         self._memory.start()
@@ -55,8 +55,8 @@ class Daemon:
             self.services.binder.release()
         self._memory.stop()
         self._cache.stop()
-        if self.services.reporter:
-            self.services.reporter.stop()
+        if self.services.spool:
+            self.services.spool.stop()
 
     def _handle(self, request: Request) -> Answer:
         answer = dispatch(self.services, request)
@@ -127,12 +127,12 @@ def _run(config: Path | None, foreground: bool) -> int:
     daemon = Daemon(Services(settings))
     daemon.start()
     _log.info("ready at %s", node.socket)
-    lifecycle.notify("READY=1")
+    systemd.notify("READY=1")
     if ready:
         _log_to_syslog()
         ready()
     os.read(end_read, 1)
-    lifecycle.notify("STOPPING=1")
+    systemd.notify("STOPPING=1")
     daemon.stop()
     _log.info("stopped")
     for lock in locks:

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from crater_slurm.files import read_text
 from crater_slurm.model.cpuset import parse_cpulist
-from crater_slurm.node.files import read_text
 from crater_slurm.node.request import Peer, RequestError
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +16,12 @@ from crater_slurm.node.cache import Cache
 from crater_slurm.node.gpus import GpuFacts
 from crater_slurm.node.jobs import JobRecord, JobStore
 from crater_slurm.node.marks import Marks
-from crater_slurm.node.report import Reporter
 from crater_slurm.node.slurmcpus import SlurmCpus
 from crater_slurm.node.topology import Topology
+from crater_slurm.slurm.spool import Spool
 
 _log = logging.getLogger("crater.node")
+_GRANTS = "/node/v1/grants"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,19 +78,30 @@ class Services:
             mode=node.memory_binding,
             reserve_mib=node.memory_reserve_mib,
         )
-        self.reporter = (
-            Reporter(node.state_dir / "spool", settings.scheduler.url) if node.report else None
+        self.spool = (
+            Spool(node.state_dir / "spool", settings.scheduler.url.rstrip("/") + _GRANTS)
+            if node.report
+            else None
         )
 
     def report(self, record: JobRecord, phase: str) -> None:
         """Send a record's grant; a plan that did not count is reported with its problem."""
-        if self.reporter is not None:
+        if self.spool is not None:
             grant = dict(record.grant)
             grant |= {"folders": record.folders, "cache_problem": record.cache_problem}
             if record.plan_problem:
                 grant["plan_problem"] = record.plan_problem
             plan_id = str((record.plan or {}).get("id", ""))
-            self.reporter.send(record.job_id, plan_id, record.node, phase, grant)
+            self.spool.send(
+                {
+                    "job_id": record.job_id,
+                    "plan_id": plan_id,
+                    "node": record.node,
+                    "time": time.time(),
+                    "phase": phase,
+                    "grant": grant,
+                }
+            )
 
     def nodes_of(self, cpus: Iterable[int]) -> frozenset[int]:
         """NUMA nodes of a job's CPUs, whose numbers are those of node.cpu_source."""

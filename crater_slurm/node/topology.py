@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from crater_slurm.files import read_text
 from crater_slurm.model.cpuset import parse_cpulist
-from crater_slurm.node.files import read_text
 
 
 @dataclass(frozen=True, slots=True)

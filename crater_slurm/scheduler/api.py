@@ -18,10 +18,12 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from pydantic import BaseModel, ConfigDict, Field
 
 from crater_slurm import __version__
-from crater_slurm.errors import CraterError, SlurmError
+from crater_slurm.errors import CraterError, SlurmError, UsageError
+from crater_slurm.scheduler.reports import is_of_node
 from crater_slurm.scheduler.service import Service
 from crater_slurm.slurm import munge
 from crater_slurm.store.decisions import decision_to_dict
+from crater_slurm.store.health import health_to_dict
 from crater_slurm.store.records import Grant
 
 _LONGEST_BODY = 1 << 20
@@ -40,8 +42,18 @@ class GrantReport(BaseModel):
     grant: dict[str, Any]
 
 
-async def caller(request: Request) -> int:
-    """The uid of whoever sent this request; 401 when MUNGE does not vouch for it."""
+class NodeReport(BaseModel):
+    """What a node says of itself, as crater-probe sends it: its profile, its health, or both."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    node: str = Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$")
+    profile: dict[str, Any] | None = None
+    health: dict[str, Any] | None = None
+
+
+async def sender(request: Request) -> munge.Credential:
+    """Who sent this request, and from where; 401 when MUNGE does not vouch for it."""
     scheme, _, credential = request.headers.get("authorization", "").partition(" ")
     if scheme != "MUNGE":
         raise HTTPException(401, "send 'Authorization: MUNGE <credential>'")
@@ -56,6 +68,14 @@ async def caller(request: Request) -> int:
         raise HTTPException(401, str(error)) from error
     if proof.payload != hashlib.sha256(body).hexdigest():
         raise HTTPException(401, "the credential is for another body")
+    return proof
+
+
+Sender = Annotated[munge.Credential, Depends(sender)]
+
+
+def caller(proof: Sender) -> int:
+    """The uid of whoever sent this request."""
     return proof.uid
 
 
@@ -95,6 +115,34 @@ def build(service: Service, admins: Iterable[str], registry: CollectorRegistry) 
                 got=report.grant | {"phase": report.phase},
             )
         )
+
+    @app.post("/node/v1/reports", status_code=204)
+    def reports(report: NodeReport, proof: Sender) -> None:
+        if proof.uid not in admin_uids:
+            raise HTTPException(403, "only root or the crater user of a node reports")
+        verify = service.settings.scheduler.verify_node_host
+        if verify and not is_of_node(proof, report.node, service.slurm.node):
+            raise HTTPException(
+                403,
+                f"{proof.host} ({proof.address}) is not the node {report.node}; if it is, compare "
+                "'scontrol show node' with its host name, or set scheduler.verify_node_host",
+            )
+        try:
+            if report.profile is not None:
+                service.reports.take_profile(report.node, report.profile)
+            if report.health is not None:
+                service.reports.take_health(report.node, report.health)
+        except UsageError as error:
+            raise HTTPException(422, str(error)) from error
+        except CraterError as error:
+            raise HTTPException(503, str(error)) from error
+
+    @app.get("/api/v1/nodes/{name}/health")
+    def health_of(name: str, uid: Caller) -> dict[str, Any]:
+        found = service.reports.health(name)
+        if found is None:
+            raise HTTPException(404, f"{name} has not reported since the scheduler started")
+        return health_to_dict(found) | {"age_seconds": round(time.time() - found.time, 1)}
 
     @app.get("/api/v1/decisions/{key}")
     def decision(key: str, uid: Caller) -> dict[str, Any]:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import gc
 import logging
-import os
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from crater_slurm import systemd
 from crater_slurm.config import load
 from crater_slurm.errors import CraterError
 
@@ -73,7 +71,7 @@ def _serve(app: object, listen: str) -> None:
         _log.error("the API can't listen at %s: no explain, no reports; submissions go on", listen)
         _wait_for_signal()
         return
-    _ready()
+    systemd.notify("READY=1")
     server.run(sockets=[bound])
 
 
@@ -81,13 +79,5 @@ def _wait_for_signal() -> None:
     done = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: done.set())
-    _ready()
+    systemd.notify("READY=1")
     done.wait()
-
-
-def _ready() -> None:
-    """Tell systemd that the service is up, if it asked."""
-    address = os.environ.get("NOTIFY_SOCKET", "")
-    if address:
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
-            out.sendto(b"READY=1", address.replace("@", "\0", 1))

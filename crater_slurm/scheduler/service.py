@@ -12,6 +12,7 @@ from crater_slurm.model.plan import Mode
 from crater_slurm.scheduler.decide import Decider
 from crater_slurm.scheduler.keys import KeyFile
 from crater_slurm.scheduler.recorder import Recorder
+from crater_slurm.scheduler.reports import Reports
 from crater_slurm.scheduler.socket import FilterSocket, Pairs
 from crater_slurm.scheduler.state import State
 from crater_slurm.slurm.client import Client
@@ -28,18 +29,19 @@ class Service:
         self.settings = settings
         self._store: Store | None = None
         self.keys = KeyFile(settings.plan.key_file)
-        client = Client(
+        self.slurm = Client(
             bin_dir=settings.slurm.bin_dir,
             conf=settings.slurm.conf,
             timeout_seconds=settings.slurm.timeout_seconds,
         )
         self.state = State(
-            client,
+            self.slurm,
             self.store,
             refresh_seconds=settings.scheduler.refresh_seconds,
             allow_declared=settings.filter.allow_declared,
         )
         self.recorder = Recorder(self.store, settings.store.keep_decisions_days)
+        self.reports = Reports(self.store)
         self._decider = Decider(
             mode=Mode(settings.filter.mode),
             key=self.keys.signing_key,

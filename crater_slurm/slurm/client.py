@@ -104,6 +104,12 @@ class Client:
         """Version of the commands, which is the cluster's or one near it."""
         return parse_version(self.run("sinfo", "--version"))
 
+    def node(self, name: str) -> dict[str, str]:
+        """Fields of a node; SlurmError when Slurm has none of that name."""
+        if not re.fullmatch(r"[\w.-]+", name):
+            raise SlurmError(f"{name!r} is no node name")
+        return parse_record(self.run("scontrol", "--oneliner", "show", "node", name))
+
     def job(self, job_id: str) -> dict[str, str]:
         """Fields of a job that slurmctld still knows; SlurmError when it does not."""
         if not re.fullmatch(r"\d+([_+]\d+)?", job_id):

@@ -13,11 +13,16 @@ _TIMEOUT_SECONDS = 5
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """A decoded credential: the sender's uid and gid, and what was signed."""
+    """A decoded credential: the sender's uid and gid, what was signed, and where.
+
+    ``host`` and ``address`` are those of the machine whose munged made it.
+    """
 
     uid: int
     gid: int
     payload: str
+    host: str = ""
+    address: str = ""
 
 
 def encode(payload: str) -> str:
@@ -35,7 +40,9 @@ def decode(credential: str) -> Credential:
     gid = re.search(r"^GID:.*\((\d+)\)", head, re.MULTILINE)
     if not uid or not gid:
         raise SlurmError("unmunge printed no uid and gid")
-    return Credential(int(uid.group(1)), int(gid.group(1)), payload.rstrip("\n"))
+    host = re.search(r"^ENCODE_HOST:\s+(\S+)\s+\((\S+)\)", head, re.MULTILINE)
+    name, address = host.groups() if host else ("", "")
+    return Credential(int(uid.group(1)), int(gid.group(1)), payload.rstrip("\n"), name, address)
 
 
 def _run(argv: list[str], text: str) -> str:

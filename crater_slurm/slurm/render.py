@@ -8,29 +8,39 @@ It renders text and refuses to write files: whoever asks decides where the text 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
-from itertools import groupby
 from pathlib import Path
 from typing import Literal
 
 import jinja2
 
 from crater_slurm import paths
-from crater_slurm.model.cpuset import format_cpulist
-from crater_slurm.model.profile import Gpu, NodeProfile, NumaNode
-from crater_slurm.slurm import hostlist
+from crater_slurm.errors import UsageError
+from crater_slurm.model.profile import NodeProfile, NumaKind
+from crater_slurm.slurm import hostlist, words
+from crater_slurm.slurm.layout import Layout, SocketUnit, layout, settle, wanted
+from crater_slurm.slurm.node_gres import (
+    COUNT_ONLY,
+    DEVICES,
+    PLAIN,
+    Choices,
+    gres_lines,
+    node_gres,
+    shard_sentences,
+)
+from crater_slurm.slurm.published import features
 
 Version = tuple[int, int]
-#: CountOnly gres that crater adds to a node; the settings' ``filter.consume`` may ask for fewer.
-COUNT_ONLY = ("membw", "nviops", "nvme")
+#: The first with ``Parameters=`` on a node's line; before, SlurmdParameters is the whole cluster's.
+_NODE_PARAMETERS = (25, 11)
 
 
 @dataclass(frozen=True, slots=True)
 class NodeGroup:
     """Nodes of one make: a host list and the profile they share.
 
-    ``attributes`` are further words of their NodeName line, such as ``Port`` or ``Feature``.
+    ``attributes`` are further words of their NodeName line, such as ``Port`` or ``Weight``.
     """
 
     names: str
@@ -38,179 +48,78 @@ class NodeGroup:
     attributes: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """A node's processors as Slurm is told: its sockets in Slurm's order.
-
-    ``numa_as_socket``: the sockets are NUMA nodes, so slurmd must count alike
-    (``SlurmdParameters=numa_node_as_socket``), or the node is drained as misconfigured.
-    """
-
-    sockets: int
-    cores_per_socket: int
-    threads_per_core: int
-    numa_as_socket: bool
-    socket_of_numa: Mapping[int, int]
-
-    def cores(self, socket: int) -> str:
-        """Logical core indexes of a socket, as gres.conf's ``Cores=`` wants them."""
-        first = socket * self.cores_per_socket
-        return format_cpulist(range(first, first + self.cores_per_socket))
-
-
-def group(profiles: Iterable[NodeProfile]) -> list[NodeGroup]:
+def group(profiles: Iterable[NodeProfile], choices: Choices = PLAIN) -> list[NodeGroup]:
     """Groups of nodes that Slurm can't tell apart, so that a big cluster has few lines."""
+    everyone = list(profiles)
+    unit = settle(everyone)
     makes: dict[tuple[object, ...], list[NodeProfile]] = {}
-    for profile in profiles:
-        makes.setdefault(_slurm_facts(profile), []).append(profile)
-    return [NodeGroup(hostlist.compress(p.name for p in same), same[0]) for same in makes.values()]
+    for profile in everyone:
+        form = layout(profile, unit)
+        facts = (
+            wanted(profile),
+            profile.cpu.sockets,
+            *_node_words(NodeGroup("", profile), form, choices).items(),
+            *gres_lines("", profile, form, choices),
+            *shard_sentences(profile, choices),
+        )
+        makes.setdefault(facts, []).append(profile)
+    return [
+        NodeGroup(hostlist.compress(words.node_name(p.name) for p in same), same[0])
+        for same in makes.values()
+    ]
 
 
-def _slurm_facts(profile: NodeProfile) -> tuple[object, ...]:
-    return (_node_words(NodeGroup("", profile)), tuple(_gpu_lines("", profile, Path("/dev"))))
+def layouts(groups: Sequence[NodeGroup]) -> list[Layout]:
+    """Each group's sockets, as slurmd counts them under what the whole cluster sets."""
+    unit = settle([one.profile for one in groups])
+    return [layout(one.profile, unit) for one in groups]
 
 
-def layout(profile: NodeProfile) -> Layout:
-    """Slurm's sockets for a node: NUMA nodes where a package holds several, else packages.
+def real_memory_mib(profile: NodeProfile, *, margin: bool) -> int | None:
+    """RealMemory of a node, MiB; None when it is not known.
 
-    Slurm binds GPUs to cores by whole sockets only, so NUMA nodes inside a package can be told
-    apart only this way. Unequal NUMA nodes can't be Slurm sockets; then packages are used.
+    slurmctld takes a node out of service that registers less than RealMemory, and slurmd counts
+    what the kernel has left at boot (MemTotal). That changes by some 100 MiB with a kernel, its
+    crash reserve or a page of broken memory, so ``margin`` stays 0.5 % and at least 256 MiB below,
+    at a multiple of 256 MiB, which also gives twins the same line. A GPU's own memory is no
+    job's, and is there only while the GPU's driver is.
     """
-    cpu = profile.cpu
-    ordered = _logical_order(profile)
-    sizes = {len(domain.cpus) for domain in ordered}
-    if len(ordered) > cpu.sockets and len(sizes) == 1 and cpu.cores % len(ordered) == 0:
-        places = {domain.id: i for i, domain in enumerate(ordered)}
-        return Layout(len(ordered), cpu.cores // len(ordered), cpu.threads_per_core, True, places)
-    packages = list(dict.fromkeys(d.socket for d in ordered))
-    if len(ordered) == cpu.sockets:
-        places = {domain.id: i for i, domain in enumerate(ordered)}
-    elif None not in packages and len(packages) == cpu.sockets:
-        places = {domain.id: packages.index(domain.socket) for domain in ordered}
-    else:  # one NUMA node over several packages: every core is as near as another
-        places = {}
-    return Layout(cpu.sockets, cpu.cores_per_socket, cpu.threads_per_core, False, places)
+    nodes = profile.numa_nodes
+    gpu_memory = sum(n.memory_mib or 0 for n in nodes if n.kind is NumaKind.GPU_MEMORY)
+    whole = profile.memory_mib or sum(n.memory_mib or 0 for n in nodes)
+    seen = whole - gpu_memory
+    if not margin:
+        return seen if seen > 0 else None
+    safe = (seen - max(256, seen // 200)) // 256 * 256
+    return safe if safe > 0 else None
 
 
-def _logical_order(profile: NodeProfile) -> list[NumaNode]:
-    """NUMA nodes as hwloc numbers cores: by package, each by its lowest CPU."""
-    lowest: dict[int | None, int] = {}
-    for domain in profile.cpu_domains:
-        key = domain.socket
-        lowest[key] = min(lowest.get(key, domain.cpus[0]), min(domain.cpus))
-    return sorted(profile.cpu_domains, key=lambda d: (lowest[d.socket], min(d.cpus)))
-
-
-def gpu_socket(gpu: Gpu, profile: NodeProfile, form: Layout) -> int | None:
-    """Slurm socket whose cores are nearest to a GPU, or None when no socket is nearer."""
-    if form.sockets < 2 or gpu.numa_node is None:
-        return None
-    if gpu.numa_node in form.socket_of_numa:
-        return form.socket_of_numa[gpu.numa_node]
-    # A NUMA node without CPUs, such as a GPU's own memory: its nearest one with CPUs counts.
-    ids = [node.id for node in profile.numa_nodes]
-    own = next((node for node in profile.numa_nodes if node.id == gpu.numa_node), None)
-    if own is None or len(own.distances) != len(ids):
-        return None
-    near = [(own.distances[ids.index(n)], n) for n in form.socket_of_numa]
-    return form.socket_of_numa[min(near)[1]] if near else None
-
-
-def count_only(profile: NodeProfile) -> dict[str, int]:
-    """CountOnly gres of a node: ``membw`` GB/s, ``nviops`` random reads/s, ``nvme`` GB of cache.
-
-    Rounded down, because a job must never be promised what is not there; unknown is left out.
-    """
-    sizes = [drive.size_gb for drive in profile.nvmes if drive.size_gb]
-    counts = {
-        "membw": int(round(profile.memory_bandwidth_gb_s or 0, 6)),
-        "nviops": sum(drive.random_read_iops or 0 for drive in profile.nvmes),
-        "nvme": profile.cache_gb if profile.cache_gb is not None else sum(sizes),
-    }
-    return {name: count for name, count in counts.items() if count > 0}
-
-
-def node_gres(profile: NodeProfile, consume: Sequence[str] = COUNT_ONLY) -> str:
-    """``Gres=`` of a node's line in slurm.conf; ``""`` for a node that has none."""
-    types: dict[str | None, int] = {}
-    for gpu in profile.gpus:
-        types[gpu.gres_type] = types.get(gpu.gres_type, 0) + 1
-    words = [f"gpu:{name}:{count}" if name else f"gpu:{count}" for name, count in types.items()]
-    # shard goes here once GPU memory slices are requested through it.
-    words += [f"{name}:{count}" for name, count in count_only(profile).items() if name in consume]
-    return ",".join(words)
-
-
-def gres_types(groups: Iterable[NodeGroup], consume: Sequence[str] = COUNT_ONLY) -> list[str]:
+def gres_types(groups: Iterable[NodeGroup], choices: Choices = PLAIN) -> list[str]:
     """``GresTypes=`` for these nodes; a gres that is missing there is refused by slurmctld."""
     used: set[str] = set()
     for one in groups:
-        used.update(word.split(":")[0] for word in node_gres(one.profile, consume).split(","))
-    return [name for name in ("gpu", *COUNT_ONLY) if name in used]
+        used.update(word.split(":")[0] for word in node_gres(one.profile, choices).split(","))
+    return [name for name in ("gpu", "shard", *COUNT_ONLY) if name in used]
 
 
-def _node_words(one: NodeGroup, consume: Sequence[str] = COUNT_ONLY) -> tuple[str, ...]:
-    form = layout(one.profile)
-    memory = one.profile.memory_mib or sum(n.memory_mib or 0 for n in one.profile.numa_nodes)
-    words = {
+def _node_words(one: NodeGroup, form: Layout, choices: Choices) -> dict[str, str]:
+    memory = real_memory_mib(one.profile, margin=choices.memory_margin)
+    return {
         "NodeName": one.names,
         "Sockets": str(form.sockets),
         "CoresPerSocket": str(form.cores_per_socket),
         "ThreadsPerCore": str(form.threads_per_core),
         "RealMemory": str(memory or ""),
-        "Gres": node_gres(one.profile, consume),
+        "Gres": node_gres(one.profile, choices),
+        "Feature": ",".join(features(one.profile)) if choices.features else "",
         **one.attributes,
     }
-    return tuple(f"{key}={value}" for key, value in words.items() if value)
 
 
-def _gpu_lines(names: str, profile: NodeProfile, devices: Path) -> list[str]:
-    form = layout(profile)
-    links = _links(profile)
-    facts = [
-        (gpu.gres_type, gpu_socket(gpu, profile, form), links.get(gpu.index))
-        for gpu in profile.gpus
-    ]
-    lines = []
-    for (kind, socket, link), same in groupby(
-        zip(facts, profile.gpus, strict=True), key=lambda pair: pair[0]
-    ):
-        numbers = format_cpulist(gpu.index for _, gpu in same)
-        bracketed = f"[{numbers}]" if not numbers.isdigit() else numbers
-        words = {
-            "NodeName": names,
-            "Name": "gpu",
-            "Type": kind,
-            "File": f"{devices}/nvidia{bracketed}",
-            "Cores": None if socket is None else form.cores(socket),
-            "Links": link,
-        }
-        lines.append(_words(words))
-    return lines
-
-
-def _words(words: Mapping[str, str | None]) -> str:
-    return " ".join(f"{key}={value}" for key, value in words.items() if value)
-
-
-def _links(profile: NodeProfile) -> dict[int, str]:
-    """``Links=`` by GPU index: how many times the weakest link each peer has, -1 for itself.
-
-    Left out where every pair is linked alike: then there is nothing for Slurm to choose.
-    """
-    size = len(profile.gpus)
-    widths = {g.index: {n.peer: n.bandwidth_gb_s or 1.0 for n in g.nvlinks} for g in profile.gpus}
-    present = [width for row in widths.values() for width in row.values()]
-    if not present or (len(present) == size * (size - 1) and len(set(present)) == 1):
-        return {}
-    unit = min(present)
-    order = [gpu.index for gpu in profile.gpus]
-    return {
-        index: ",".join(
-            "-1" if peer == index else str(round(row.get(peer, 0) / unit)) for peer in order
-        )
-        for index, row in widths.items()
-    }
+def _reason(profile: NodeProfile, unit: SocketUnit) -> str:
+    each = layout(profile, unit).sockets // profile.cpu.sockets
+    whose = "each GPU is near only some of" if unit is SocketUnit.L3 else "a package holds"
+    return f"{whose} {each} {unit}s" + (" of its package" if unit is SocketUnit.L3 else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,28 +128,59 @@ class SlurmConf:
 
     version: Version
     groups: Sequence[NodeGroup]
-    consume: Sequence[str] = COUNT_ONLY
+    choices: Choices = PLAIN
     slurmd_parameters: tuple[str, ...] = ()
     settings: Mapping[str, str] = field(default_factory=dict)
 
     def render(self) -> str:
         """Text for slurm.conf (or a file that it includes)."""
-        parameters = list(self.slurmd_parameters)
-        if any(layout(one.profile).numa_as_socket for one in self.groups):
-            parameters.append("numa_node_as_socket")
-        return _template("slurm.conf.j2").render(
+        unit = self._unit()
+        parameters = [*self.slurmd_parameters, *filter(None, [unit and unit.parameter])]
+        return template(
+            "slurm.conf.j2",
             version="{}.{:02}".format(*self.version),
-            gres_types=gres_types(self.groups, self.consume),
+            notes=self.notes(),
+            gres_types=gres_types(self.groups, self.choices),
             slurmd_parameters=list(dict.fromkeys(parameters)),
             settings=self.settings,
-            nodes=[" ".join(_node_words(one, self.consume)) for one in self.groups],
+            nodes=self.node_lines(),
         )
+
+    def node_lines(self) -> list[str]:
+        """The NodeName lines alone."""
+        each = self._unit() is None
+        lines = []
+        for one, form in zip(self.groups, layouts(self.groups), strict=True):
+            own = {"Parameters": form.unit.parameter} if each else {}
+            lines.append(words.line(_node_words(one, form, self.choices) | own))
+        return lines
+
+    def notes(self) -> list[str]:
+        """Why slurmd must count something else than packages; a sentence for each such make."""
+        return [
+            f"{one.names}: SlurmdParameters={unit.parameter} (Slurm 22.05 and later) is needed, "
+            f"because Slurm binds GPUs and jobs to whole sockets, and {_reason(one.profile, unit)}"
+            for one in self.groups
+            if (unit := wanted(one.profile)) is not SocketUnit.PACKAGE
+        ]
+
+    def _unit(self) -> SocketUnit | None:
+        """The cluster's unit, or None where each node's line has its own."""
+        unit = settle([one.profile for one in self.groups])
+        if unit is None and self.version < _NODE_PARAMETERS:
+            needs = "; ".join(f"{one.names} a {wanted(one.profile)}" for one in self.groups)
+            raise UsageError(
+                f"slurmd must take for a socket: on {needs}. SlurmdParameters is the whole "
+                "cluster's until Slurm 25.11, and one of them would make slurmd count the others "
+                "wrongly; render each kind by itself (--node), for a slurm.conf of its own"
+            )
+        return unit
 
 
 def gres_conf(
     groups: Sequence[NodeGroup],
-    consume: Sequence[str] = COUNT_ONLY,
-    devices: Path = Path("/dev"),
+    choices: Choices = PLAIN,
+    devices: Path = DEVICES,
     *,
     everywhere: bool = False,
 ) -> str:
@@ -250,15 +190,13 @@ def gres_conf(
     drains a node whose lines differ from what it finds. ``everywhere`` leaves the nodes' names
     out, for a cluster of one make: slurmctld matches every name with every line otherwise.
     """
-    lines = []
-    for one in groups:
+    lines: list[str] = []
+    notes: dict[str, None] = {}
+    for one, form in zip(groups, layouts(groups), strict=True):
         names = "" if everywhere else one.names
-        lines += _gpu_lines(names, one.profile, devices)
-        for name, count in count_only(one.profile).items():
-            if name in consume:
-                words = {"NodeName": names, "Name": name, "Count": str(count)}
-                lines.append(_words(words | {"Flags": "CountOnly"}))
-    return _template("gres.conf.j2").render(lines=lines)
+        lines += gres_lines(names, one.profile, form, choices, devices)
+        notes |= dict.fromkeys(shard_sentences(one.profile, choices))
+    return template("gres.conf.j2", lines=lines, notes=list(notes))
 
 
 def cgroup_conf(
@@ -273,14 +211,9 @@ def cgroup_conf(
     ``hierarchy`` none means that nothing is constrained; ``systemd`` False is for machines that
     have none (v2 only); ``memory`` False leaves memory limits to the kernel.
     """
-    return _template("cgroup.conf.j2").render(
-        version=version, hierarchy=hierarchy, systemd=systemd, memory=memory
+    return template(
+        "cgroup.conf.j2", version=version, hierarchy=hierarchy, systemd=systemd, memory=memory
     )
-
-
-def named(profile: NodeProfile, name: str) -> NodeProfile:
-    """The same hardware under another node's name."""
-    return replace(profile, name=name)
 
 
 @cache
@@ -294,10 +227,6 @@ def _environment() -> jinja2.Environment:
     )
 
 
-def _template(name: str) -> jinja2.Template:
-    return _environment().get_template(name)
-
-
 def template(file: str, /, **values: object) -> str:
     """Any template of the installation, rendered; a variable that is missing is an error."""
-    return _template(file).render(**values)
+    return _environment().get_template(file).render(**values)

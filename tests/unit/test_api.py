@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -21,7 +22,8 @@ from prometheus_client import CollectorRegistry, Counter
 
 from crater_slurm import __version__
 from crater_slurm.config import Settings
-from crater_slurm.errors import SlurmError, StoreError
+from crater_slurm.errors import SlurmError, StoreError, UsageError
+from crater_slurm.model.health import NodeHealth
 from crater_slurm.model.plan import Decision, Mode, Verdict
 from crater_slurm.scheduler import api
 from crater_slurm.scheduler.service import Service
@@ -63,10 +65,34 @@ class FakeRecorder:
         return {"p1": DECISION, "check-1": DECISION}.get(key)
 
 
+class FakeReports:
+    def __init__(self) -> None:
+        self.taken: list[tuple[str, str, Any]] = []
+        self.error: Exception | None = None
+
+    def take_profile(self, node: str, data: Any) -> None:
+        if self.error:
+            raise self.error
+        self.taken.append(("profile", node, data))
+
+    def take_health(self, node: str, data: Any) -> None:
+        self.taken.append(("health", node, data))
+
+    def health(self, node: str) -> NodeHealth | None:
+        return NodeHealth(node="n1", time=time.time(), load=1.5) if node == "n1" else None
+
+
 class FakeService:
     def __init__(self) -> None:
         self.recorder = FakeRecorder()
+        self.reports = FakeReports()
+        self.settings = Settings()
+        self.slurm = self
         self.wrong: list[str] = []
+
+    def node(self, name: str) -> dict[str, str]:
+        """What Slurm says of a node."""
+        return {"NodeHostName": "n1"} if name == "alias" else {"NodeHostName": name}
 
     def problems(self) -> list[str]:
         return self.wrong
@@ -98,7 +124,7 @@ def sign(monkeypatch: pytest.MonkeyPatch) -> Any:
         if not credential[:1].isdigit():
             raise SlurmError("unmunge: Invalid credential")
         uid, _, payload = credential.partition("-")
-        return munge.Credential(int(uid), int(uid), payload)
+        return munge.Credential(int(uid), int(uid), payload, "n1.example", "192.0.2.1")
 
     monkeypatch.setattr(munge, "decode", decode)
 
@@ -349,13 +375,88 @@ def test_munge_proves_who_asks_and_a_replay_proves_nothing(
 ) -> None:
     me = os.geteuid()
     credential = munge.encode(NOBODY)
-    assert munge.decode(munge.encode("words")) == munge.Credential(me, os.getegid(), "words")
+    proof = munge.decode(munge.encode("words"))
+    assert (proof.uid, proof.gid, proof.payload) == (me, os.getegid(), "words")
+    assert proof.host
+    assert proof.address
     headers = {"Authorization": f"MUNGE {credential}"}
     first = client.get("/api/v1/decisions/p1", headers=headers)
     assert first.status_code == (200 if me == ROOT else 403)
     replayed = client.get("/api/v1/decisions/p1", headers=headers)
     assert replayed.status_code == 401
     assert "replayed" in replayed.json()["detail"].lower()
+
+
+# Reports of nodes
+
+
+def report(client: TestClient, sign: Any, uid: int = ROOT, **fields: Any) -> Any:
+    """The answer to a report of n1, or of the ``node`` in ``fields``."""
+    body = json.dumps({"node": "n1"} | fields).encode()
+    headers = sign(uid, body) | {"Content-Type": "application/json"}
+    return client.post("/node/v1/reports", content=body, headers=headers)
+
+
+def test_a_node_reports_its_profile_and_health(
+    client: TestClient, service: FakeService, sign: Any
+) -> None:
+    answer = report(client, sign, ROOT, profile={"cpu": 1}, health={"time": 2})
+    assert answer.status_code == 204
+    assert service.reports.taken == [("profile", "n1", {"cpu": 1}), ("health", "n1", {"time": 2})]
+
+
+def test_slurm_may_know_the_node_by_another_name(
+    client: TestClient, service: FakeService, sign: Any
+) -> None:
+    answer = report(client, sign, ROOT, node="alias", health={})
+    assert answer.status_code == 204
+
+
+@pytest.mark.parametrize(
+    ("uid", "node", "words"),
+    [(ADA, "n1", "only root or the crater user"), (ROOT, "n2", r"n1.example \(192.0.2.1\) is not")],
+)
+def test_who_is_not_the_node_is_not_heard(
+    client: TestClient, service: FakeService, sign: Any, uid: int, node: str, words: str
+) -> None:
+    answer = report(client, sign, uid, node=node, profile={})
+    assert answer.status_code == 403
+    assert re.search(words, answer.json()["detail"])
+    assert service.reports.taken == []
+
+
+def test_a_site_whose_nodes_share_a_munged_may_say_so(
+    client: TestClient, service: FakeService, sign: Any
+) -> None:
+    service.settings = Settings.model_validate({"scheduler": {"verify_node_host": False}})
+    answer = report(client, sign, ROOT, node="n2", health={})
+    assert answer.status_code == 204
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(UsageError("n1: cpuu: unknown"), 422), (StoreError("the database is locked"), 503)],
+)
+def test_a_report_that_can_not_be_stored_says_why(
+    client: TestClient, service: FakeService, sign: Any, error: Exception, status: int
+) -> None:
+    service.reports.error = error
+    answer = report(client, sign, ROOT, profile={})
+    assert (answer.status_code, answer.json()["detail"]) == (status, str(error))
+
+
+@pytest.mark.parametrize("node", ["", "../n1", "n 1", "n1\n", "x" * 200])
+def test_what_is_no_node_name_is_refused(client: TestClient, sign: Any, node: str) -> None:
+    answer = report(client, sign, ROOT, node=node, health={})
+    assert answer.status_code == 422
+
+
+def test_everybody_known_may_see_a_nodes_health(client: TestClient, sign: Any) -> None:
+    answer = client.get("/api/v1/nodes/n1/health", headers=sign(ADA))
+    assert answer.json()["load"] == 1.5
+    assert answer.json()["age_seconds"] < 5
+    assert client.get("/api/v1/nodes/n2/health", headers=sign(ADA)).status_code == 404
+    assert client.get("/api/v1/nodes/n1/health").status_code == 401
 
 
 @pytest.mark.parametrize(

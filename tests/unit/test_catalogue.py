@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import csv
+import dataclasses
+import re
+
 import pytest
+import tool_samples as samples
 
 from crater_slurm import catalogue
 from crater_slurm.model.profile import Cpu, Gpu, Method, NodeProfile, NumaNode, Provenance
 from crater_slurm.model.request import REQUIREMENTS
+from crater_slurm.probe.tools import nvidia_smi
 from crater_slurm.store.readers import PRECISIONS
 
 NAMES = [
@@ -60,9 +66,121 @@ def test_a_name_that_only_resembles_a_model_finds_nothing(name: str) -> None:
     assert catalogue.lookup(name) is None
 
 
-def test_a_model_that_is_not_in_the_table_is_its_own_id() -> None:
-    assert catalogue.model_id("NVIDIA A10G") == "a10g"
-    assert catalogue.model_id("") == "unknown"
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        ("NVIDIA A10G", "a10g"),
+        ("NVIDIA GeForce RTX 4080 SUPER", "rtx-4080-super"),
+        ("NVIDIA GeForce RTX 2080 SUPER", "rtx-2080-super"),
+        ("NVIDIA GH200 480GB", "gh200-480gb"),
+        ("", "unknown"),
+    ],
+)
+def test_a_model_that_is_not_in_the_table_is_its_own_id(name: str, model: str) -> None:
+    assert catalogue.model_id(name) == model
+    assert catalogue.lookup(model) is None
+
+
+#: Captured machines: the driver's name for the card, and our id (None: not in the table).
+CAPTURED = {
+    "geforce-rtx-2080-super__595.71.05": None,
+    "geforce-rtx-4080-super__595.71.05": None,
+    "h100-80gb-hbm3__590.48.01": "h100-sxm5-80gb",
+    "h100-mig__590.48.01": "h100-sxm5-80gb",
+    "h200__590.48.01": "h200-sxm5-141gb",
+    "h200-mig__590.48.01": "h200-sxm5-141gb",
+    "l40s__595.80": "l40s",
+}
+
+
+@pytest.mark.parametrize("machine", CAPTURED)
+def test_a_captured_card_agrees_with_its_row_in_all_that_its_driver_tells(machine: str) -> None:
+    (row,) = nvidia_smi.parse_table(samples.section(machine, "idle :: query-gpu (csv"))
+    (card,) = nvidia_smi.cards([row]).cards
+    model = catalogue.lookup(card.model or "")
+    assert (model.id if model else None) == CAPTURED[machine]
+    # 0x233010DE is device 2330 of vendor 10de.
+    device, vendor = re.fullmatch(r"0x(....)(....)", row["pci.device_id"] or "").groups()  # type: ignore[union-attr]
+    assert catalogue.by_pci_id(f"{vendor}:{device}") is model
+    if model is not None:
+        assert card.memory_mib == model.driver_memory_mib
+        assert card.compute_capability == model.compute_capability
+        assert model.mig_capable == (card.mig is not None)
+        assert row["pcie.link.gen.max"] == str(model.pcie_generation)
+
+
+def test_the_captured_t4_and_h100_of_other_tables_agree_too() -> None:
+    for file, model in (("1xH100", "h100-sxm5-80gb"), ("1xT4-NA", "t4")):
+        text = samples.capture(f"virtualclient/nvidia-smi__query-gpu-{file}.csv")
+        (card,) = nvidia_smi.cards(nvidia_smi.parse_table(text)).cards
+        assert catalogue.model_id(card.model or "") == model
+        assert card.memory_mib == catalogue.gpu_models()[model].driver_memory_mib
+
+
+#: Number formats of a generation apart from those that the reference table lists one by one.
+BASE = {"pascal": "fp32 fp16", "volta": "fp32 fp16 int8", "turing": "fp32 fp16 int8"}
+BASE |= dict.fromkeys(("ampere", "ada", "hopper", "blackwell"), "fp32 tf32 fp16 int8")
+BASE |= {"cdna2": "fp32 fp16 int8", "cdna3": "fp32 tf32 fp16 int8"}
+
+
+def test_the_table_agrees_with_the_reference_in_every_row() -> None:
+    file = samples.CAPTURES.parents[1] / "reference/gpu_catalogue.csv"
+    if not file.exists():
+        pytest.skip("no reference table beside the captures (CRATER_TEST_DATA)")
+    rows = list(csv.DictReader(file.read_text(encoding="utf-8").splitlines()))
+    assert [row["gpu_id"] for row in rows] == list(catalogue.gpu_models())
+    for row in rows:
+        ours = catalogue.gpu_models()[row["gpu_id"]]
+        # The reference has the card; driver and Slurm count its two halves.
+        halves = 2 if ours.id == "mi250" else 1
+        told = [row[f] for f in ("bf16", "fp8", "fp4", "int4_tensor")]
+        listed = {
+            n for n, t in zip(("bf16", "fp8", "fp4", "int4"), told, strict=True) if t == "yes"
+        }
+        expected = dataclasses.replace(
+            ours,
+            vendor=row["vendor"],
+            architecture=row["architecture"],
+            sm_count=int(row["sm_count"]) // halves,
+            tensor_cores=row["tensor_cores"] == "yes",
+            memory_mib=int(row["memory_mb"]) // halves,
+            driver_memory_mib=int(row["memory_mb_driver"]),
+            # 3277 GB/s of a whole MI250 are 1638 of one die, rounded down.
+            memory_bandwidth_gb_s=float(row["memory_bandwidth_gb_s"]) // halves,
+            precisions=frozenset(BASE[row["architecture"]].split()) | listed,
+            compute_capability=row["compute_capability"],
+            nvlink_bandwidth_gb_s=float(row["nvlink_bandwidth_gb_s"]),
+            pcie_generation=int(row["pcie_gen"]),
+            mig_capable=row["mig_capable"] == "yes",
+            mig_instances=int(row["mig_max_instances"]),
+            confidence=row["confidence"],
+        )
+        assert ours == expected
+
+
+@pytest.mark.parametrize(
+    ("pci_id", "model"),
+    [
+        ("10de:20f1", "a100-pcie-40gb"),
+        ("10DE:20B0", "a100-sxm4-40gb"),
+        ("10de:1eb8", "t4"),
+        ("1002:74a1", "mi300x"),
+        ("1002:740c", None),  # MI250 and MI250X share it, and differ in compute units
+        ("10de:1e81", None),
+        ("", None),
+    ],
+)
+def test_a_pci_id_finds_its_model(pci_id: str, model: str | None) -> None:
+    found = catalogue.by_pci_id(pci_id)
+    assert (found.id if found else None) == model
+
+
+def test_no_two_models_share_a_pci_id() -> None:
+    ids = [(i, model) for model in catalogue.gpu_models().values() for i in model.pci_ids]
+    assert len({i for i, _ in ids}) == len(ids)
+    for pci_id, model in ids:
+        assert re.fullmatch(r"(10de|1002):[0-9a-f]{4}", pci_id)
+        assert pci_id.startswith("1002") == (model.vendor == "amd")
 
 
 def test_every_id_and_driver_name_belongs_to_one_model() -> None:

@@ -22,12 +22,12 @@ KINDS = ("checkpoint", "dataset", "temp")
 
 
 class Reports(list):
-    def send(self, job_id, plan_id, node, phase, grant) -> None:
-        self.append((job_id, plan_id, node, phase, grant))
+    def send(self, report) -> None:
+        self.append(report)
 
     @property
     def phases(self) -> list[str]:
-        return [entry[3] for entry in self]
+        return [report["phase"] for report in self]
 
 
 class Node:
@@ -44,7 +44,7 @@ class Node:
 
     def start(self) -> None:
         self.services = Services(self.settings, Roots(self.folder / "proc", self.folder / "sys"))
-        self.services.reporter = self.reports
+        self.services.spool = self.reports
         self.services.tree = self.tree
         self.services.binder._tree = self.tree
         upkeep.recover(self.services)
@@ -96,8 +96,9 @@ def test_one_job_from_prolog_to_epilog(node: Node) -> None:
     assert node.marks() == []
     assert node.record().grant["memory_mib"] == {"0": 300, "1": 0}
     assert node.reports.phases == ["prolog", "task", "epilog"]
-    job, plan, name, _, grant = node.reports[-1]
-    assert (job, plan, name, grant["given"], grant["numa_nodes"]) == ("7", "p1", "n1", "hard", [0])
+    report = node.reports[-1]
+    assert (report["job_id"], report["plan_id"], report["node"]) == ("7", "p1", "n1")
+    assert (report["grant"]["given"], report["grant"]["numa_nodes"]) == ("hard", [0])
 
 
 def test_the_last_sample_counts_when_the_cgroup_is_gone_by_epilog(node: Node) -> None:
@@ -145,7 +146,7 @@ def test_a_forged_plan_runs_as_a_job_without_one_and_is_reported(node: Node) -> 
         "the plan token is not signed with this cluster's plan key"
     ]
     assert node.hook("task_prolog", TASK).lines == [], "told once, not once per task"
-    assert node.reports[0][4]["plan_problem"].startswith("the plan token is not signed")
+    assert node.reports[0]["grant"]["plan_problem"].startswith("the plan token is not signed")
 
 
 def test_a_copied_token_is_refused_even_after_a_restart_of_the_daemon(node: Node) -> None:

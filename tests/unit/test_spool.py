@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from node_fakes import wait_for
 
-from crater_slurm.node import report
-from crater_slurm.node.report import Reporter
+from crater_slurm.slurm import spool as spool_module
+from crater_slurm.slurm.spool import Spool
 
 
 class Scheduler:
@@ -35,32 +35,28 @@ class Scheduler:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch) -> None:
-    monkeypatch.setattr(report, "_FIRST_WAIT_SECONDS", 0.02)
+    monkeypatch.setattr(spool_module, "_FIRST_WAIT_SECONDS", 0.02)
 
 
-def make(folder: Path, scheduler: Scheduler) -> Reporter:
-    reporter = Reporter(
+def make(folder: Path, scheduler: Scheduler) -> Spool:
+    spool = Spool(
         folder / "spool", "http://s", credential=lambda text: f"cred({text})", deliver=scheduler
     )
-    reporter.start()
-    return reporter
+    spool.start()
+    return spool
 
 
 def waiting(folder: Path) -> int:
     return len(list((folder / "spool").glob("*.json")))
 
 
-def test_a_report_has_the_agreed_form(tmp_path: Path) -> None:
+def test_a_report_arrives_as_it_was_sent(tmp_path: Path) -> None:
     scheduler = Scheduler(204)
-    reporter = make(tmp_path, scheduler)
-    reporter.send("7", "p1", "n1", "task", {"given": "hard"})
+    spool = make(tmp_path, scheduler)
+    spool.send({"job_id": "7", "grant": {"given": "hard"}})
     assert wait_for(lambda: scheduler.got)
-    reporter.stop()
-    (sent,) = scheduler.got
-    assert isinstance(sent.pop("time"), float)
-    assert sent == {
-        "job_id": "7", "plan_id": "p1", "node": "n1", "phase": "task", "grant": {"given": "hard"},
-    }  # fmt: skip
+    spool.stop()
+    assert scheduler.got == [{"job_id": "7", "grant": {"given": "hard"}}]
     assert waiting(tmp_path) == 0
 
 
@@ -73,29 +69,29 @@ def test_the_credential_covers_the_body(tmp_path: Path) -> None:
         credentials.append(credential)
         return 200
 
-    reporter = Reporter(tmp_path / "spool", "http://s", credential=lambda t: t, deliver=deliver)
-    reporter.start()
-    reporter.send("7", "p1", "n1", "task", {})
+    spool = Spool(tmp_path / "spool", "http://s", credential=lambda t: t, deliver=deliver)
+    spool.start()
+    spool.send({"job_id": "7", "phase": "task", "grant": {}})
     assert wait_for(lambda: bodies)
-    reporter.stop()
+    spool.stop()
     assert credentials == [hashlib.sha256(bodies[0]).hexdigest()]
 
 
 def test_reports_wait_in_order_while_the_scheduler_is_away(tmp_path: Path) -> None:
     scheduler = Scheduler(0)
-    reporter = make(tmp_path, scheduler)
+    spool = make(tmp_path, scheduler)
     for phase in ("prolog", "task", "epilog"):
-        reporter.send("7", "p1", "n1", phase, {})
+        spool.send({"job_id": "7", "phase": phase, "grant": {}})
     assert wait_for(lambda: waiting(tmp_path) == 3)
     scheduler.statuses = [503, 200]
     assert wait_for(lambda: len(scheduler.got) == 3)
     assert [sent["phase"] for sent in scheduler.got] == ["prolog", "task", "epilog"]
-    reporter.stop()
+    spool.stop()
 
 
 def test_reports_outlive_the_daemon(tmp_path: Path) -> None:
     first = make(tmp_path, Scheduler(0))
-    first.send("7", "p1", "n1", "epilog", {})
+    first.send({"job_id": "7", "phase": "epilog", "grant": {}})
     first.stop()
     assert waiting(tmp_path) == 1
     scheduler = Scheduler(200)
@@ -107,29 +103,29 @@ def test_reports_outlive_the_daemon(tmp_path: Path) -> None:
 @pytest.mark.parametrize("status", [400, 409, 413, 422])
 def test_a_report_that_would_fail_again_does_not_hold_the_others_up(tmp_path, status) -> None:
     scheduler = Scheduler(status, 200)
-    reporter = make(tmp_path, scheduler)
-    reporter.send("7", "p1", "n1", "prolog", {})
-    reporter.send("7", "p1", "n1", "epilog", {})
+    spool = make(tmp_path, scheduler)
+    spool.send({"job_id": "7", "phase": "prolog", "grant": {}})
+    spool.send({"job_id": "7", "phase": "epilog", "grant": {}})
     assert wait_for(lambda: waiting(tmp_path) == 0 and scheduler.got)
     assert [sent["phase"] for sent in scheduler.got] == ["epilog"]
-    reporter.stop()
+    spool.stop()
 
 
 @pytest.mark.parametrize("status", [401, 404, 429, 500, 302])
 def test_other_answers_are_tried_again(tmp_path: Path, status: int) -> None:
     scheduler = Scheduler(status, 200)
-    reporter = make(tmp_path, scheduler)
-    reporter.send("7", "p1", "n1", "prolog", {})
+    spool = make(tmp_path, scheduler)
+    spool.send({"job_id": "7", "phase": "prolog", "grant": {}})
     assert wait_for(lambda: len(scheduler.got) == 1)
-    reporter.stop()
+    spool.stop()
 
 
 def test_an_outage_is_one_line_in_the_log(tmp_path: Path, caplog) -> None:
     scheduler = Scheduler(0, 0, 0, 0, 200)
-    reporter = make(tmp_path, scheduler)
-    reporter.send("7", "p1", "n1", "prolog", {})
+    spool = make(tmp_path, scheduler)
+    spool.send({"job_id": "7", "phase": "prolog", "grant": {}})
     assert wait_for(lambda: scheduler.got)
-    reporter.stop()
+    spool.stop()
     assert caplog.text.count("couldn't reach") == 1
 
 
@@ -137,24 +133,24 @@ def test_a_missing_munge_makes_reports_wait(tmp_path: Path) -> None:
     def no_munge(text: str) -> str:
         raise FileNotFoundError(2, "No such file or directory", "munge")
 
-    reporter = Reporter(tmp_path / "spool", "http://s", credential=no_munge, deliver=Scheduler(200))
-    reporter.start()
-    reporter.send("7", "p1", "n1", "prolog", {})
+    spool = Spool(tmp_path / "spool", "http://s", credential=no_munge, deliver=Scheduler(200))
+    spool.start()
+    spool.send({"job_id": "7", "phase": "prolog", "grant": {}})
     assert wait_for(lambda: waiting(tmp_path) == 1)
-    reporter.stop()
+    spool.stop()
 
 
 def test_the_spool_has_an_end(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(report, "_MOST_WAITING", 2)
-    spool = tmp_path / "spool"
-    spool.mkdir()
+    monkeypatch.setattr(spool_module, "_MOST_WAITING", 2)
+    folder = tmp_path / "spool"
+    folder.mkdir()
     for number in range(5):
-        (spool / f"{number:020d}-000000.json").write_text(json.dumps({"n": number}))
+        (folder / f"{number:020d}-000000.json").write_text(json.dumps({"n": number}))
     scheduler = Scheduler(200)
-    reporter = make(tmp_path, scheduler)
+    spool = make(tmp_path, scheduler)
     assert wait_for(lambda: waiting(tmp_path) == 0)
     assert [sent["n"] for sent in scheduler.got] == [3, 4]
-    reporter.stop()
+    spool.stop()
 
 
 def test_a_real_post_carries_the_header() -> None:
@@ -172,7 +168,8 @@ def test_a_real_post_carries_the_header() -> None:
 
     server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.handle_request, daemon=True).start()
-    status = report.post(f"http://127.0.0.1:{server.server_port}/base/", b"{}", "MUNGE:abc:")
+    url = f"http://127.0.0.1:{server.server_port}/base/node/v1/grants"
+    status = spool_module.post(url, b"{}", "MUNGE:abc:")
     server.server_close()
     assert status == 204
     assert seen == {
@@ -183,4 +180,4 @@ def test_a_real_post_carries_the_header() -> None:
 @pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://h", "", "http://"])
 def test_only_http_addresses_are_posted_to(url: str) -> None:
     with pytest.raises(OSError, match="no http or https address"):
-        report.post(url, b"", "")
+        spool_module.post(url, b"", "")

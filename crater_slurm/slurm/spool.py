@@ -1,7 +1,7 @@
-"""Sends what jobs really got to crater-scheduler, some time later if need be, never in a hook.
+"""Reports of a node to crater-scheduler: some time later if need be, never waited for.
 
-Reports wait in a spool folder, one file each, and go out in order from one thread: a scheduler
-that is down for a day costs nothing but disk. Authenticated by MUNGE, over the body's hash.
+They wait in a spool folder, one file each, and go out in order from one thread: a scheduler that is
+down for a day costs nothing but disk. Authenticated by MUNGE, over the body's hash.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import itertools
 import json
 import logging
 import queue
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -21,11 +20,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from crater_slurm.node.files import write_atomically
+from crater_slurm.errors import SlurmError
+from crater_slurm.files import write_atomically
+from crater_slurm.slurm import munge
 
-_log = logging.getLogger("crater.node.report")
+_log = logging.getLogger("crater.spool")
 
-PATH = "/node/v1/grants"
 _TIMEOUT_SECONDS = 10
 _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 1.0, 300.0
 _MOST_WAITING = 10_000
@@ -33,16 +33,8 @@ _MOST_WAITING = 10_000
 _FINAL = {400, 409, 410, 413, 415, 422}
 
 
-def munge(text: str) -> str:
-    """A MUNGE credential over ``text``. Raises OSError or SubprocessError."""
-    done = subprocess.run(
-        ["munge", "-s", text], capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=True
-    )
-    return done.stdout.strip()
-
-
 def post(url: str, body: bytes, credential: str) -> int:
-    """HTTP status of a POST. Raises OSError or HTTPException. No proxy, no redirect."""
+    """HTTP status of a POST, without proxy or redirect. Raises OSError or HTTPException."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise OSError(f"{url} is no http or https address")
@@ -51,21 +43,21 @@ def post(url: str, body: bytes, credential: str) -> int:
     connection = connect(parts.hostname, parts.port, timeout=_TIMEOUT_SECONDS)
     try:
         headers = {"Authorization": f"MUNGE {credential}", "Content-Type": "application/json"}
-        connection.request("POST", parts.path.rstrip("/") + PATH, body, headers)
+        connection.request("POST", parts.path, body, headers)
         return connection.getresponse().status
     finally:
         connection.close()
 
 
-class Reporter:
-    """The spool and its thread. ``send`` returns at once and never raises."""
+class Spool:
+    """The folder and its thread; ``url`` is where reports go. ``send`` returns at once."""
 
     def __init__(
         self,
         folder: Path,
         url: str,
         *,
-        credential: Callable[[str], str] = munge,
+        credential: Callable[[str], str] = munge.encode,
         deliver: Callable[[str, bytes, str], int] = post,
     ) -> None:
         self._folder = folder
@@ -76,7 +68,7 @@ class Reporter:
         self._stop = threading.Event()
         self._serial = itertools.count()
         self._complained = False
-        self._thread = threading.Thread(target=self._run, name="report", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="spool", daemon=True)
 
     def start(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -88,20 +80,9 @@ class Reporter:
         self._incoming.put(None)
         self._thread.join(timeout=_TIMEOUT_SECONDS)
 
-    def send(
-        self, job_id: str, plan_id: str, node: str, phase: str, grant: Mapping[str, Any]
-    ) -> None:
-        """Queue a report of a phase: prolog, task or epilog."""
-        self._incoming.put(
-            {
-                "job_id": job_id,
-                "plan_id": plan_id,
-                "node": node,
-                "time": time.time(),
-                "phase": phase,
-                "grant": dict(grant),
-            }
-        )
+    def send(self, report: Mapping[str, Any]) -> None:
+        """Queue a report, which must be JSON data. Never raises."""
+        self._incoming.put(dict(report))
 
     def _run(self) -> None:
         wait = _FIRST_WAIT_SECONDS
@@ -132,13 +113,13 @@ class Reporter:
         except queue.Empty:
             pass
         except OSError as error:
-            _log.error("report: couldn't spool a report: %s", error)
+            _log.error("spool: couldn't spool a report: %s", error)
 
     def _flush(self) -> bool:
         """Send the spool in order; False at the first report that has to wait."""
         waiting = sorted(self._folder.glob("[0-9]*.json"))
         for path in waiting[:-_MOST_WAITING]:
-            _log.warning("report: dropped %s, %d are waiting", path.name, len(waiting))
+            _log.warning("spool: dropped %s, %d are waiting", path.name, len(waiting))
             path.unlink(missing_ok=True)
         for path in waiting[-_MOST_WAITING:]:
             if self._stop.is_set():
@@ -148,11 +129,11 @@ class Reporter:
                 status = self._deliver(
                     self._url, body, self._credential(hashlib.sha256(body).hexdigest())
                 )
-            except (OSError, http.client.HTTPException, subprocess.SubprocessError) as error:
+            except (OSError, http.client.HTTPException, SlurmError) as error:
                 self._complain(str(error))
                 return False
             if status in _FINAL:
-                _log.warning("report: the scheduler refused %s with %d", path.name, status)
+                _log.warning("spool: the scheduler refused %s with %d", path.name, status)
             elif not 200 <= status < 300:
                 self._complain(f"HTTP status {status}")
                 return False
@@ -164,5 +145,5 @@ class Reporter:
     def _complain(self, reason: str) -> None:
         """One line per outage, not one per attempt."""
         if not self._complained:
-            _log.warning("report: couldn't reach %s: %s; reports wait", self._url, reason)
+            _log.warning("spool: couldn't reach %s: %s; reports wait", self._url, reason)
         self._complained = True
