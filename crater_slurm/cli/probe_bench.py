@@ -187,8 +187,6 @@ class _Plan:
                 for line in scratch.clean_leftovers(self.target.folder):
                     click.echo(f"crater-probe: {line}", err=True)
                 found += nvme.bench(self.file.profile, self.target, self.nvme, lock, announce)
-            except scratch.TerminatedError:
-                raise
             except CraterError as error:
                 problem = str(error)
         if problem:

@@ -145,6 +145,7 @@ def _service(name: str) -> services.Service:
         "scheduler": services.scheduler,
         "slurmd": lambda: services.slurmd(node),
         "node": lambda: services.node_daemon(node),
+        "probe": lambda: services.probe(node),
     }
     service = known[kind]() if kind in known else None
     if service is None:

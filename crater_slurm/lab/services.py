@@ -77,6 +77,11 @@ def node_daemon(node: str) -> Service | None:
     return _python(f"node@{node}", "crater_slurm.node", node)
 
 
+def probe(node: str) -> Service | None:
+    """crater-probe of a node. It reads the machine that the lab is on, not the node's profile."""
+    return _python(f"probe@{node}", "crater_slurm.sensor", node)
+
+
 def _python(name: str, module: str, node: str | None) -> Service | None:
     if importlib.util.find_spec(f"{module}.__main__") is None:
         return None

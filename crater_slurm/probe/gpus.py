@@ -44,11 +44,6 @@ def read(
     return found, Software(gpu_driver=nvidia.driver or amd.driver, cuda=nvidia.cuda)
 
 
-def gpus(root: Path) -> tuple[Gpu, ...]:
-    """GPUs of a machine whose PCI devices nobody has read."""
-    return read(root, (), [])[0]
-
-
 def _nvidia(root: Path, devices: Sequence[PciDevice], notes: list[str]) -> Report:
     shown = [_kernel_card(root, device) for device in _usable(root, devices, notes)]
     driver = _VERSION.search(files.read(root / "proc/driver/nvidia/version") or "")

@@ -24,6 +24,11 @@ def decision(url: str, key: str, timeout_seconds: float = 10) -> dict[str, Any]:
     return _get(url, f"/api/v1/decisions/{quote(key, safe='')}", timeout_seconds)
 
 
+def node_health(url: str, name: str, timeout_seconds: float = 10) -> dict[str, Any]:
+    """The newest health that a node reported. Raises as ``decision`` does."""
+    return _get(url, f"/api/v1/nodes/{quote(name, safe='')}/health", timeout_seconds)
+
+
 def _get(url: str, path: str, timeout_seconds: float) -> dict[str, Any]:
     parts = urlsplit(url)
     secure = parts.scheme == "https"

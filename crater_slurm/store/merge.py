@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from crater_slurm.model.profile import Cpu, Gpu, NodeProfile, NumaNode, Nvme, Provenance
+from crater_slurm.model.profile import Cpu, Gpu, Method, NodeProfile, NumaNode, Nvme, Provenance
 from crater_slurm.store.diff import known
 
 Part = TypeVar("Part", Gpu, NumaNode, Nvme)
@@ -37,6 +37,7 @@ def merge(old: NodeProfile | None, new: NodeProfile) -> NodeProfile:
             kept = _kept(
                 old,
                 getattr(old, name)[before],
+                new,
                 parts[now],
                 f"{name}[{before}]",
                 f"{name}[{now}]",
@@ -46,9 +47,9 @@ def merge(old: NodeProfile | None, new: NodeProfile) -> NodeProfile:
         lists[name] = tuple(parts)
     cpu = new.cpu
     if _size(old.cpu) == _size(cpu):
-        cpu = dataclasses.replace(cpu, **_kept(old, old.cpu, cpu, "cpu", "cpu", provenance))
+        cpu = dataclasses.replace(cpu, **_kept(old, old.cpu, new, cpu, "cpu", "cpu", provenance))
     whole: dict[str, Any] = {}
-    if new.cache_gb is None and old.cache_gb is not None:
+    if old.cache_gb is not None and (new.cache_gb is None or _declared(new, "cache_gb")):
         whole["cache_gb"] = old.cache_gb
         provenance["cache_gb"] = old.where_from("cache_gb")
     return dataclasses.replace(new, cpu=cpu, **lists, **whole, provenance=provenance)
@@ -57,6 +58,7 @@ def merge(old: NodeProfile | None, new: NodeProfile) -> NodeProfile:
 def _kept(
     old: NodeProfile,
     before: Any,
+    new: NodeProfile,
     now: Any,
     old_path: str,
     new_path: str,
@@ -66,11 +68,18 @@ def _kept(
     kept: dict[str, Any] = {}
     for entry in dataclasses.fields(before):
         value, source = getattr(before, entry.name), old.where_from(f"{old_path}.{entry.name}")
-        unknown = not known(getattr(now, entry.name))
-        if known(value) and entry.name not in _TIED and (unknown or source.override):
+        if not known(value) or entry.name in _TIED:
+            continue
+        # What a node only says because somebody declared it there is no news.
+        weak = value != getattr(now, entry.name) and _declared(new, f"{new_path}.{entry.name}")
+        if not known(getattr(now, entry.name)) or weak or source.override:
             kept[entry.name] = value
             provenance[f"{new_path}.{entry.name}"] = source
     return kept
+
+
+def _declared(profile: NodeProfile, path: str) -> bool:
+    return profile.where_from(path).method is Method.DECLARED
 
 
 #: Fields that hold places of other parts, or what the moment makes of them: a report knows best.

@@ -30,8 +30,9 @@ _LINK_GB_S = {
     **{"6.0": 40.0, "7.0": 50.0, "7.5": 50.0, "8.0": 50.0, "8.6": 28.125, "9.0": 50.0},
     **{"10.0": 100.0, "10.3": 100.0},
 }
-#: Drivers tell 25.781 or 26.562 GB/s for 25, the line rate with or without its coding.
-_LINK_TOLERANCE = 0.1
+#: Rounding in the profile, in links. Not more: 18 links at the line rate of a driver (26.562 GB/s
+#: for 25) would pass for 19, so a bandwidth that includes the line code gives no number.
+_LINK_TOLERANCE = 0.05
 #: Behind every NUMA distance that the kernel can state (one byte).
 _FAR = 256
 
@@ -122,7 +123,7 @@ def _count(gpu: Gpu, gb_s: float | None) -> int | None:
     if one is None or gb_s is None:
         return None
     count = round(gb_s / one)
-    return count if count and abs(gb_s - count * one) <= _LINK_TOLERANCE * one * count else None
+    return count if count and abs(gb_s / one - count) <= _LINK_TOLERANCE else None
 
 
 def _pci_class(a: Device, b: Device) -> str:

@@ -157,17 +157,21 @@ def _tree(found: Sequence[Device], depth: int, level: int) -> tuple[Box, ...]:
     for device in found:
         below.setdefault(_next(device, depth), []).append(device)
     single: list[Device] = []
+    cards: list[Box] = []
     switches: list[Box] = []
     for bridge, own in below.items():
-        if not bridge or len(own) == 1 or level == _DEEPEST or _one_card(own):
+        if not bridge or len(own) == 1 or level == _DEEPEST:
             single += own
+            continue
+        if _one_card(own):
+            cards += _leaves(own)
             continue
         last = depth + 1
         while (names := {_next(d, last) for d in own}) != {""} and len(names) == 1:
             last += 1
         name = words.clean(own[0].bridges[last - 1].removeprefix("0000:"), 20)
         switches.append(Box(Shape.SWITCH, f"switch {name}", children=_tree(own, last, level + 1)))
-    return (*_leaves(single), *switches)
+    return (*_leaves(single), *cards, *switches)
 
 
 def _next(device: Device, depth: int) -> str:
@@ -192,9 +196,11 @@ def _leaf(group: Sequence[Device]) -> Box:
     first = group[0]
     numbers = tuple(sorted(device.number for device in group))
     listed = first.id.startswith(_KIND_NAMES[first.kind])
-    title = f"{_KIND_NAMES[first.kind]} {format_cpulist(numbers)}"
+    kind = _KIND_NAMES[first.kind]
+    title = f"{kind} {format_cpulist(numbers)}"
     if not listed:
-        title = f"{_KIND_NAMES[first.kind]} not in Slurm's list"
+        many = f"{len(group)} {kind}s" if len(group) > 1 else kind
+        title = f"{many} not in Slurm's list"
     names = [words.clean(" ".join(device.names)) for device in group if device.names]
     box = Box(Shape(first.kind.value), title, words.facts(first), (), numbers)
     named = (", ".join(names), *box.lines) if names else box.lines

@@ -64,9 +64,7 @@ def best(profile: NodeProfile, gpu: Device, kind: Kind) -> tuple[list[Device], s
 def _matrix(found: tuple[Device, ...], width: int) -> Iterator[list[str]]:
     """The matrix, in blocks of columns where it is wider than the paper."""
     rows = matrix(found)
-    columns = [
-        [device.id, *(row[i] for row in rows)] for i, device in enumerate(found)
-    ]
+    columns = [[device.id, *(row[i] for row in rows)] for i, device in enumerate(found)]
     nodes = ["-" if d.numa_node is None else str(d.numa_node) for d in found]
     columns.append([_NUMA_COLUMN, *nodes])
     heads = ["", *(device.id for device in found)]
@@ -116,9 +114,7 @@ def _distances(profile: NodeProfile) -> list[str]:
     if len(nodes) < 2 or any(len(node.distances) != len(nodes) for node in nodes):
         return []
     heads = [f"NUMA{node.id}" for node in nodes]
-    columns = [
-        [head, *(str(node.distances[i]) for node in nodes)] for i, head in enumerate(heads)
-    ]
+    columns = [[head, *(str(node.distances[i]) for node in nodes)] for i, head in enumerate(heads)]
     return ["NUMA distances (10 is local)", *_side_by_side([["", *heads], *columns])]
 
 

@@ -148,9 +148,7 @@ def _rows(boxes: Sequence[tuple[Box, int]], width: int) -> list[list[tuple[Box, 
     return rows
 
 
-def _fill(
-    boxes: Sequence[tuple[Box, int]], width: int, most: int
-) -> list[list[tuple[Box, int]]]:
+def _fill(boxes: Sequence[tuple[Box, int]], width: int, most: int) -> list[list[tuple[Box, int]]]:
     rows: list[list[tuple[Box, int]]] = []
     for box, wish in boxes:
         used = sum(wide + 1 for _, wide in rows[-1]) if rows else width

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner
+from helpers import PATIENCE
 
 from crater_slurm.cli.main import crater
 from crater_slurm.lab import Lab, inventory, ready, services
@@ -77,11 +78,14 @@ def on_rendered_files(lab: Lab, folder: Path) -> Rendered:
     lab.folders.slurm_conf.write_text(done.conf.read_text())
     (lab.folders.etc / "gres.conf").write_text(gres_conf.replace("/dev/", f"{INSIDE}/dev/"))
     lab.start("slurmctld")
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     ready.controller(lab, deadline)
     for name, profile in profiles.items():
         service = services.slurmd(name)
         lab.supervisor.start(replace(service, environment={"HWLOC_SYNTHETIC": machine(profile)}))
+        # slurmctld reads node_reg_mem_percent at the first registration, and a second one at the
+        # same time sees the default.
+        ready.nodes(lab, [next(iter(profiles))], deadline)
     ready.nodes(lab, list(profiles), deadline)
     return done
 
@@ -153,9 +157,9 @@ def test_each_card_has_its_own_count_of_shards(rendered: Rendered) -> None:
     for count, device in ((31, "1"), (30, "0")):
         script = "#!/bin/sh\necho $CUDA_VISIBLE_DEVICES\nsleep 100\n"
         job = lab.sbatch("-w", "x1", "-n1", f"--gres=shard:{count}", script=script)
-        lab.wait_job(job, ["RUNNING"])
+        lab.wait_job(job, ["RUNNING"], PATIENCE)
         output = lab.home() / f"slurm-{job}.out"
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE
         while not output.exists() or not output.read_text():
             assert time.monotonic() < deadline
             time.sleep(0.02)
@@ -170,7 +174,7 @@ def test_features_find_their_nodes(rendered: Rendered) -> None:
     ):
         options = ["-n1", "--gres=gpu:1", "-C", constraint, "-p", "gpu"]
         job = rendered.lab.sbatch(*options, wrap="true")
-        assert rendered.lab.wait_job(job)["NodeList"] in nodes
+        assert rendered.lab.wait_job(job, timeout=PATIENCE)["NodeList"] in nodes
 
 
 def test_check_agrees_with_what_was_rendered_and_sees_a_drift(rendered: Rendered) -> None:
@@ -208,5 +212,5 @@ def test_l3_caches_as_sockets(lab_factory: Any, tmp_path: Path) -> None:
     cores = []
     for _ in range(4):
         job = done.lab.sbatch(*options, wrap="sleep 100")
-        cores.append(done.lab.wait_job(job, ["RUNNING"])["CPU_IDs"])
+        cores.append(done.lab.wait_job(job, ["RUNNING"], PATIENCE)["CPU_IDs"])
     assert sorted(cores) == ["0-1", "16-17", "24-25", "8-9"]

@@ -163,6 +163,11 @@ def test_an_override_stays_over_what_the_machine_says() -> None:
     assert [g.index for g in merged.gpus] == [0, 1]
 
 
+def test_what_a_node_only_repeats_is_no_news() -> None:
+    repeated = scanned(cache_gb=1, provenance={"cache_gb": Provenance(Method.DECLARED)})
+    assert merge(calibrated(), repeated).cache_gb == 3000
+
+
 def test_a_declared_value_gives_way_to_the_machine() -> None:
     old = dataclasses.replace(
         scanned(),

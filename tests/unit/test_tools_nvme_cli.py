@@ -97,6 +97,17 @@ def test_one_reason_of_many_drives_is_one_note(monkeypatch: pytest.MonkeyPatch) 
     assert notes == ["wear of nvme0n1, nvme1n1 is unknown: nvme smart-log printed no percent_used"]
 
 
+@pytest.mark.parametrize(("user", "told"), [(0, 0), (1000, 1)])
+def test_an_empty_list_may_be_for_lack_of_root(
+    monkeypatch: pytest.MonkeyPatch, user: int, told: int
+) -> None:
+    monkeypatch.setattr(nvme_cli, "run", lambda argv: Output('{"Devices": []}'))
+    monkeypatch.setattr("os.geteuid", lambda: user)
+    notes: list[str] = []
+    assert nvme_cli.read(notes) == {}
+    assert len(notes) == told
+
+
 def test_reading_says_why_there_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     notes: list[str] = []
     for output in (Output("", "nvme is not installed"), Output("no")):

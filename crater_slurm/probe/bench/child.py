@@ -40,19 +40,7 @@ def run(program: str, job_text: str, inside: int, lock: int, timeout_seconds: fl
     The child holds the lock, so that no other benchmark starts while it lives. Raises CraterError
     with fio's words when it fails, and when it takes longer than ``timeout_seconds``.
     """
-    child = subprocess.Popen(
-        [program, "--output-format=json", "-"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        # The folder as it is open here, whatever has become of its name.
-        cwd=f"/proc/{os.getpid()}/fd/{inside}",
-        pass_fds=(lock,),
-        start_new_session=True,
-        preexec_fn=_die_with_parent,
-    )
+    child = _start(program, inside, lock)
     try:
         output, errors = child.communicate(job_text, timeout=timeout_seconds)
     except subprocess.TimeoutExpired as error:
@@ -70,9 +58,29 @@ def run(program: str, job_text: str, inside: int, lock: int, timeout_seconds: fl
     return report
 
 
-def _die_with_parent() -> None:
-    """Between fork and exec: without it, a killed benchmark would leave fio writing."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def _start(program: str, inside: int, lock: int) -> subprocess.Popen[str]:
+    def prepare() -> None:
+        """Between fork and exec: into the folder as it is open here, whatever its name is now.
+
+        Without the signal, a benchmark that is killed would leave fio writing.
+        """
+        os.fchdir(inside)
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+    try:
+        return subprocess.Popen(
+            [program, "--output-format=json", "-"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            pass_fds=(lock,),
+            start_new_session=True,
+            preexec_fn=prepare,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise CraterError(f"can't start {program}: {error}") from error
 
 
 def _output(command: list[str]) -> str:

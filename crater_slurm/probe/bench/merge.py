@@ -11,7 +11,9 @@ from crater_slurm.errors import CraterError
 from crater_slurm.model.profile import Method, NodeProfile, Provenance
 from crater_slurm.probe.bench.result import Measurement
 
-_PATH = re.compile(r"(numa_nodes|nvmes)\[(\d+)\]\.([a-z_]+)(?:\[(\d+)\])?")
+_PATH = re.compile(r"(numa_nodes|nvmes)\[(\d+)\]\.([a-z_]+)")
+#: Fields of whole numbers.
+_WHOLE = ("random_read_iops", "random_write_iops")
 _MATRIX = "remote_bandwidth_gb_s"
 _OWN = "memory_bandwidth_gb_s"
 
@@ -66,14 +68,12 @@ def _rows(
     return found
 
 
-def _with_value(profile: NodeProfile, path: str, value: object) -> NodeProfile:
+def _with_value(profile: NodeProfile, path: str, value: Any) -> NodeProfile:
     match = _PATH.fullmatch(path)
     assert match is not None, path
     group, index, name = match.group(1), int(match.group(2)), match.group(3)
     items: list[Any] = list(getattr(profile, group))
-    whole = {"random_read_iops", "random_write_iops"}
-    assert isinstance(value, tuple | int | float)
-    if name in whole and not isinstance(value, tuple):
-        value = round(value)
-    items[index] = dataclasses.replace(items[index], **{name: value})
+    items[index] = dataclasses.replace(
+        items[index], **{name: round(value) if name in _WHOLE else value}
+    )
     return dataclasses.replace(profile, **{group: tuple(items)})  # type: ignore[arg-type]

@@ -70,6 +70,12 @@ class _Bench:
     prefix: str | None
     drive: str
 
+    def unfit_at(self, depth: int) -> str | None:
+        """Why a figure at this depth is kept out of the profile, or None."""
+        if self.engine == "psync" and depth > 1:
+            return self.unfit or f"psync waits for each I/O, so that depth {depth} was depth 1"
+        return self.unfit
+
 
 def steps(options: NvmeOptions, engine: str) -> list[Step]:
     """What ``bench`` would do, with the job files."""
@@ -180,14 +186,18 @@ def stability_figure(
 
 def _fill(program: str, inside: int, lock: int, options: NvmeOptions) -> str:
     """Fill the file, with the best engine that works; which one that was."""
-    timeout = 60 + options.file_mib / _SLOWEST_MIB_S
+    engine = _working_engine(program, inside, lock)
+    text = jobs.fill_file(engine, options.file_mib)
+    child.run(program, text, inside, lock, 60 + options.file_mib / _SLOWEST_MIB_S)
+    return engine
+
+
+def _working_engine(program: str, inside: int, lock: int) -> str:
+    """The first engine that can write a MiB: seccomp may forbid what the kernel allows."""
     said = []
     for engine in child.engines(program):
         try:
-            text = jobs.fill_file(engine, options.file_mib)
-            child.run(program, text, inside, lock, timeout)
-        except scratch.TerminatedError:
-            raise
+            child.run(program, jobs.fill_file(engine, 1), inside, lock, 60)
         except CraterError as error:
             said.append(f"{engine}: {error}")
         else:
@@ -207,15 +217,13 @@ def _run_jobs(run: _Bench, announce: Announce) -> list[Measurement]:
             report = child.run(run.program, text, run.inside, run.lock, timeout)
             samples = iops_by_second(_take_logs(run.inside))
             figure = _figure(run, job, report.jobs[0], samples, time.monotonic() - start)
-        except scratch.TerminatedError:
-            raise
         except CraterError as error:
             what = f"{job.text} of {run.drive}"
             return [*found, Measurement(what=what, time=now(), refused=str(error))]
         found.append(figure)
         if job.iodepth * job.numjobs > 1 and job.block == "4k":
             samples_of[job.text] = samples
-    return [*found, stability_figure(samples_of, run.prefix, run.unfit, run.drive)]
+    return [*found, stability_figure(samples_of, run.prefix, run.unfit_at(64), run.drive)]
 
 
 def _figure(
@@ -225,18 +233,17 @@ def _figure(
     value = read(report)
     if not value:
         raise CraterError(f"fio did no operation in {job.seconds} s of {job.text}")
-    depth = ", in fact depth 1: psync waits for each" if run.engine == "psync" else ""
     span = f"; IOPS of seconds {min(samples):.0f} to {max(samples):.0f}" if len(samples) > 1 else ""
     return Measurement(
         what=f"{job.text} of {run.drive}",
         value=round(value) if unit == "IOPS" else round(value, 1),
         unit=unit,
-        method=f"{job.method}, {run.engine}{depth}, {job.seconds} s, "
+        method=f"{job.method}, {run.engine}, {job.seconds} s, "
         f"{run.options.file_mib} MiB file{span}",
         seconds=seconds,
         time=now(),
         path=f"{run.prefix}.{field}" if run.prefix and field else None,
-        unfit=run.unfit,
+        unfit=run.unfit_at(job.iodepth),
     )
 
 
@@ -246,7 +253,7 @@ def _take_logs(inside: int) -> list[str]:
     for name in sorted(os.listdir(inside)):
         if name.endswith(".log"):
             handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=inside)
-            with open(handle, encoding="ascii", errors="replace") as log:  # noqa: PTH123
+            with open(handle, encoding="utf-8", errors="replace") as log:  # noqa: PTH123
                 texts.append(log.read())
             os.unlink(name, dir_fd=inside)
     return texts

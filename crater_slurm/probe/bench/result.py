@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-#: Repeats that differ by more than this share of their median are no measurement (bench/E7, T2).
+#: Repeats that differ by more than this share of their median are no measurement.
 MAX_SPREAD = 0.10
 #: CPUs or a drive that others use for more than this share of a second are not measured.
 MAX_BUSY = 0.10

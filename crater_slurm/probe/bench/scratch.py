@@ -26,10 +26,6 @@ _OURS = re.compile(r"data|iops_iops\.\d{1,3}\.log")
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class TerminatedError(CraterError):
-    """The run was ended by a signal."""
-
-
 @contextmanager
 def scratch(folder: Path, size_bytes: int) -> Iterator[int]:
     """An open private folder in ``folder`` with a file ``data`` of that size; gone afterwards.
@@ -141,7 +137,7 @@ def _signals_raise() -> Iterator[None]:
     """SIGTERM and SIGHUP end the run through the removal of its folder, as SIGINT does anyway."""
 
     def end(number: int, frame: FrameType | None) -> None:
-        raise TerminatedError(f"ended by {signal.Signals(number).name}; the file is removed")
+        raise KeyboardInterrupt(signal.Signals(number).name)
 
     before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:

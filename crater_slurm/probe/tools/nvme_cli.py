@@ -7,6 +7,7 @@ subsystems, controllers and namespaces. Numbers may come as strings in any of th
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -86,6 +87,8 @@ def read(notes: list[str]) -> dict[str, Drive]:
     except CraterError as error:
         notes.append(f"nvme-cli says nothing of the drives: {error}")
         return {}
+    if not drives and os.geteuid() != 0:
+        notes.append("nvme-cli lists no drive; releases before 2.0 list none without root")
     silent: dict[str, list[str]] = {}
     found = {drive.name: _with_health(drive, silent) for drive in drives}
     notes.extend(f"wear of {', '.join(names)} is unknown: {why}" for why, names in silent.items())

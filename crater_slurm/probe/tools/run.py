@@ -56,12 +56,10 @@ def run(argv: Sequence[str], *, timeout_s: float = 20.0) -> Output:
     out, err, reason = _collect(process, time.monotonic() + timeout_s)
     if reason is not None:
         _abandon(process)
-        told = f"took longer than {timeout_s:g} s" if reason == "time" else _TOO_MUCH
+        much = f"printed more than {MAX_OUTPUT_BYTES // 2**20} MiB"
+        told = f"took longer than {timeout_s:g} s" if reason == "time" else much
         return Output(out, f"{name} {told}")
     return Output(out, _failure(name, process.returncode, out, err))
-
-
-_TOO_MUCH = f"printed more than {MAX_OUTPUT_BYTES // 2**20} MiB"
 
 
 def _collect(process: subprocess.Popen[bytes], deadline: float) -> tuple[str, str, str | None]:
