@@ -1,4 +1,4 @@
-"""``python -m bench [decision|submit|hooks ...]``: run benchmarks and print Markdown tables."""
+"""``python -m bench [NAME ...]``: run benchmarks and print Markdown tables."""
 
 from __future__ import annotations
 
@@ -6,9 +6,16 @@ import os
 import platform
 import sys
 
-from bench import decision, hooks, submit
+from bench import decision, hooks, memory, probe, scan, submit
 
-ALL = {"decision": decision.run, "submit": submit.run, "hooks": hooks.run}
+ALL = {
+    "decision": decision.run,
+    "submit": submit.run,
+    "hooks": hooks.run,
+    "scan": scan.run,
+    "probe": probe.run,
+    "memory": memory.run,
+}
 
 
 def main() -> int:

@@ -97,8 +97,8 @@ def _told(links: str | None) -> str | None:
 
 def _count(words: Words) -> int:
     try:
-        return gres.parse(f"any:{words.get('count', '1')}")[0].count
-    except (ValueError, IndexError) as error:
+        return gres.parse(f"any:typed:{words.get('count', '1')}")[0].count
+    except ValueError as error:
         raise SlurmError(f"the live gres.conf has Count={words['count']!r}") from error
 
 

@@ -6,106 +6,29 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from render_samples import TWO, gpu, numa, profile
 
-from crater_slurm.errors import CraterError
+from crater_slurm.errors import CraterError, UsageError
 from crater_slurm.lab import inventory
-from crater_slurm.model.cpuset import parse_cpulist
-from crater_slurm.model.profile import Cpu, Gpu, NodeProfile, NumaNode, NvLink, Nvme
-from crater_slurm.slurm import render
+from crater_slurm.model.profile import Cpu, NodeProfile, NumaKind, NvLink, Nvme
+from crater_slurm.slurm import node_gres, render
+from crater_slurm.slurm.node_gres import Choices
+from crater_slurm.slurm.published import features
+from crater_slurm.slurm.shards import slicing
+
+SHARDS = Choices(shard_reserve=1)
+ONE = Cpu(sockets=1, cores_per_socket=4)
 
 
-def numa(number: int, cpus: str, socket: int | None = None, **more: Any) -> NumaNode:
-    return NumaNode(id=number, cpus=parse_cpulist(cpus), socket=socket, **more)
-
-
-def profile(*nodes: NumaNode, cpu: Cpu, gpus: tuple[Gpu, ...] = (), **more: Any) -> NodeProfile:
-    return NodeProfile(name="n1", cpu=cpu, numa_nodes=nodes, gpus=gpus, **more)
-
-
-def gpu(index: int, numa_node: int | None = None, **more: Any) -> Gpu:
-    return Gpu(
-        **{"index": index, "model": "m", "gres_type": "a100", "numa_node": numa_node, **more}
-    )
-
-
-def gres_lines(made: NodeProfile) -> list[str]:
-    text = render.gres_conf([render.NodeGroup("n1", made)])
+def gres_lines(made: NodeProfile, choices: Choices = node_gres.PLAIN) -> list[str]:
+    text = render.gres_conf([render.NodeGroup("n1", made)], choices)
     return [line for line in text.splitlines() if line.startswith("NodeName=")]
-
-
-TWO = Cpu(sockets=2, cores_per_socket=4)
-
-
-def test_packages_are_sockets_when_each_holds_one_numa_node() -> None:
-    made = profile(numa(0, "0-3", 0), numa(1, "4-7", 1), cpu=TWO, gpus=(gpu(0, 1), gpu(1, 0)))
-    form = render.layout(made)
-    assert (form.sockets, form.cores_per_socket, form.numa_as_socket) == (2, 4, False)
-    assert gres_lines(made) == [
-        "NodeName=n1 Name=gpu Type=a100 File=/dev/nvidia0 Cores=4-7",
-        "NodeName=n1 Name=gpu Type=a100 File=/dev/nvidia1 Cores=0-3",
-    ]
-
-
-def test_numa_nodes_are_sockets_when_a_package_holds_several() -> None:
-    nodes = [numa(i, f"{4 * i}-{4 * i + 3}", i // 2) for i in range(4)]
-    cpu = Cpu(sockets=2, cores_per_socket=8)
-    made = profile(*nodes, cpu=cpu, gpus=(gpu(0, 3), gpu(1, 3), gpu(2, 1)))
-    form = render.layout(made)
-    assert (form.sockets, form.cores_per_socket, form.numa_as_socket) == (4, 4, True)
-    assert [line.split()[-1] for line in gres_lines(made)] == ["Cores=12-15", "Cores=4-7"]
-    conf = render.SlurmConf(version=(24, 11), groups=[render.NodeGroup("n1", made)]).render()
-    assert "SlurmdParameters=numa_node_as_socket" in conf.splitlines()
-
-
-def test_cores_are_counted_in_hwlocs_order_not_by_cpu_number() -> None:
-    # Packages that take CPU numbers in turn; the kernel's NUMA node 0 has the second package.
-    odd, even = numa(0, "1,3,5,7", 1), numa(1, "0,2,4,6", 0)
-    made = profile(odd, even, cpu=TWO, gpus=(gpu(0, 0),))
-    assert gres_lines(made)[0].endswith("Cores=4-7")
-
-
-def test_hardware_threads_do_not_count_as_cores() -> None:
-    cpu = Cpu(sockets=1, cores_per_socket=8, threads_per_core=2)
-    made = profile(numa(0, "0-3,8-11", 0), numa(1, "4-7,12-15", 0), cpu=cpu, gpus=(gpu(0, 1),))
-    form = render.layout(made)
-    assert (form.sockets, form.cores_per_socket, form.threads_per_core) == (2, 4, 2)
-    assert gres_lines(made)[0].endswith("Cores=4-7")
-
-
-def test_unequal_numa_nodes_can_not_be_sockets() -> None:
-    nodes = (numa(0, "0-1", 0), numa(1, "2-3", 0), numa(2, "4-7", 1))
-    made = profile(*nodes, cpu=TWO, gpus=(gpu(0, 1), gpu(1, 2)))
-    form = render.layout(made)
-    assert (form.sockets, form.numa_as_socket) == (2, False)
-    assert [line.split()[-1] for line in gres_lines(made)] == ["Cores=0-3", "Cores=4-7"]
-
-
-@pytest.mark.parametrize(
-    "made",
-    [
-        profile(numa(0, "0-7"), cpu=TWO, gpus=(gpu(0, 0),)),
-        profile(numa(0, "0-3", 0), cpu=Cpu(sockets=1, cores_per_socket=4), gpus=(gpu(0, 0),)),
-        profile(numa(0, "0-3", 0), numa(1, "4-7", 1), cpu=TWO, gpus=(gpu(0, None),)),
-    ],
-    ids=["one NUMA node over two packages", "one package", "GPU of unknown place"],
-)
-def test_no_cores_are_named_where_none_are_nearer(made: NodeProfile) -> None:
-    assert gres_lines(made) == ["NodeName=n1 Name=gpu Type=a100 File=/dev/nvidia0"]
-
-
-def test_a_gpu_on_a_numa_node_without_cpus_takes_the_nearest_with_some() -> None:
-    nodes = (
-        numa(0, "0-3", 0, distances=(10, 20, 80)),
-        numa(1, "4-7", 1, distances=(20, 10, 40)),
-        numa(2, "", None, distances=(80, 40, 10)),
-    )
-    assert gres_lines(profile(*nodes, cpu=TWO, gpus=(gpu(0, 2),)))[0].endswith("Cores=4-7")
 
 
 def test_gpus_of_two_types_and_of_none() -> None:
     gpus = (gpu(0), gpu(1, gres_type="l4"), gpu(2), gpu(3, gres_type=None))
     made = profile(numa(0, "0-3", 0), cpu=Cpu(sockets=1, cores_per_socket=4), gpus=gpus)
-    assert render.node_gres(made) == "gpu:a100:2,gpu:l4:1,gpu:1"
+    assert node_gres.node_gres(made) == "gpu:a100:2,gpu:l4:1,gpu:1"
     assert [line.split(" ", 2)[2] for line in gres_lines(made)] == [
         "Type=a100 File=/dev/nvidia0",
         "Type=l4 File=/dev/nvidia1",
@@ -140,19 +63,19 @@ def test_what_jobs_consume_is_rounded_down_and_unknown_is_left_out() -> None:
         Nvme(name="nvme1n1", size_gb=500),
     )
     made = profile(*nodes, cpu=TWO, nvmes=drives)
-    assert render.count_only(made) == {"membw": 280, "nviops": 800_000, "nvme": 1500}
-    assert render.count_only(replace(made, cache_gb=900))["nvme"] == 900
+    assert node_gres.count_only(made) == {"membw": 280, "nviops": 800_000, "nvme": 1500}
+    assert node_gres.count_only(replace(made, cache_gb=900))["nvme"] == 900
     half = replace(made, numa_nodes=(nodes[0], numa(1, "4-7", 1)), nvmes=())
-    assert render.count_only(half) == {}
-    assert render.node_gres(made, consume=("membw",)) == "membw:280"
+    assert node_gres.count_only(half) == {}
+    assert node_gres.node_gres(made, Choices(consume=("membw",))) == "membw:280"
 
 
 def test_a_group_is_what_slurm_can_not_tell_apart() -> None:
     one = profile(numa(0, "0-3", 0), cpu=Cpu(sockets=1, cores_per_socket=4), memory_mib=1000)
     makes = [
-        render.named(one, "n1"),
-        render.named(replace(one, cpu=replace(one.cpu, model="other name")), "n2"),
-        render.named(replace(one, memory_mib=2000), "m1"),
+        replace(one, name="n1"),
+        replace(one, name="n2", cpu=replace(one.cpu, model="other name")),
+        replace(one, name="m1", memory_mib=2000),
     ]
     assert [made.names for made in render.group(makes)] == ["n[1-2]", "m1"]
 
@@ -217,6 +140,203 @@ def test_cgroup_conf(
         memory = "yes" if arguments.get("memory", True) else "no"
         constraints = ["ConstrainCores=yes", "ConstrainDevices=yes", f"ConstrainRAMSpace={memory}"]
     assert lines == expected + constraints
+
+
+# --- sockets in the text
+
+
+def test_the_word_for_slurmd_is_given_with_its_reason() -> None:
+    nodes = [numa(i, f"{4 * i}-{4 * i + 3}", i // 2) for i in range(4)]
+    made = profile(*nodes, cpu=Cpu(sockets=2, cores_per_socket=8))
+    conf = render.SlurmConf(version=(24, 11), groups=[render.NodeGroup("n1", made)])
+    lines = conf.render().splitlines()
+    assert "SlurmdParameters=numa_node_as_socket" in lines
+    assert lines[1].startswith("# n1: SlurmdParameters=numa_node_as_socket (Slurm 22.05 and later)")
+    assert "a package holds 2 NUMA nodes" in lines[1]
+
+
+def test_needs_that_exclude_each_other_need_slurm_25_11() -> None:
+    nps2 = [numa(i, f"{4 * i}-{4 * i + 3}", i // 2) for i in range(4)]
+    unequal = (numa(0, "0-1", 0), numa(1, "2-3", 0), numa(2, "4-7", 1))
+    groups = [
+        render.NodeGroup("a1", profile(*nps2, cpu=Cpu(sockets=2, cores_per_socket=8))),
+        render.NodeGroup("b1", profile(*unequal, cpu=TWO)),
+    ]
+    with pytest.raises(UsageError, match="on a1 a NUMA node; b1 a package.*until Slurm 25.11"):
+        render.SlurmConf(version=(24, 11), groups=groups).render()
+    assert render.SlurmConf(version=(25, 11), groups=groups).node_lines() == [
+        "NodeName=a1 Sockets=4 CoresPerSocket=4 ThreadsPerCore=1 Parameters=numa_node_as_socket",
+        "NodeName=b1 Sockets=2 CoresPerSocket=4 ThreadsPerCore=1",
+    ]
+
+
+# --- shards
+
+
+@pytest.mark.parametrize(
+    ("memory_mib", "slice_mib", "slices", "usable", "waste_mib"),
+    [
+        (12288, 512, 24, 23, 0),
+        (15360, 512, 30, 29, 0),
+        (16384, 512, 32, 31, 0),
+        (23028, 720, 31, 30, 708),
+        (23034, 720, 31, 30, 714),
+        (24576, 768, 32, 31, 0),
+        (32768, 1024, 32, 31, 0),
+        (40960, 1280, 32, 31, 0),
+        (46068, 1440, 31, 30, 1428),
+        (81559, 2549, 31, 30, 2540),
+        (81920, 2560, 32, 31, 0),
+        (95830, 2995, 31, 30, 2985),
+        (143771, 4493, 31, 30, 4488),
+        (183359, 5730, 31, 30, 5729),
+    ],
+    ids=[
+        "P100-12",
+        "T4",
+        "V100-16",
+        "A10",
+        "L4",
+        "A30",
+        "V100-32",
+        "A100-40",
+        "L40S",
+        "H100",
+        "A100-80",
+        "H100-NVL",
+        "H200",
+        "B200",
+    ],
+)
+def test_the_granularity_rule(
+    memory_mib: int, slice_mib: int, slices: int, usable: int, waste_mib: int
+) -> None:
+    cut = slicing(memory_mib)
+    assert (cut.slice_mib, cut.slices, cut.usable, cut.waste_mib) == (
+        *(slice_mib, slices, usable, waste_mib),
+    )
+
+
+def test_each_card_has_a_line_with_its_own_count_and_the_waste_is_told() -> None:
+    gpus = (gpu(0, memory_mib=40960, model="a100"), gpu(1, memory_mib=23034, model="l4"))
+    made = profile(numa(0, "0-3", 0), cpu=ONE, gpus=gpus)
+    assert node_gres.node_gres(made, SHARDS) == "gpu:a100:2,shard:61"
+    assert node_gres.node_gres(made, Choices(shard_reserve=0)) == "gpu:a100:2,shard:63"
+    assert gres_lines(made, SHARDS)[1:] == [
+        "NodeName=n1 Name=shard Count=31 File=/dev/nvidia0",
+        "NodeName=n1 Name=shard Count=30 File=/dev/nvidia1",
+    ]
+    text = render.gres_conf([render.NodeGroup("n1", made)], SHARDS)
+    assert (
+        "# Shards of l4: 23034 MiB = 31 slices of 720 MiB, 1 kept back, 30 usable; "
+        "714 MiB (3.1 %) lost to rounding." in text.splitlines()
+    )
+    groups = [render.NodeGroup("n1", made)]
+    assert render.gres_types(groups, SHARDS) == ["gpu", "shard"]
+    assert "shard" not in render.gres_conf(groups)
+
+
+@pytest.mark.parametrize(
+    ("memory_mib", "sentence"), [(None, "is not known"), (600, "has no slice left for jobs")]
+)
+def test_a_card_that_can_not_be_cut_is_refused(memory_mib: int | None, sentence: str) -> None:
+    made = profile(numa(0, "0-3", 0), cpu=ONE, gpus=(gpu(0, memory_mib=memory_mib),))
+    with pytest.raises(UsageError, match=sentence):
+        node_gres.node_gres(made, SHARDS)
+
+
+# --- memory
+
+
+@pytest.mark.parametrize(
+    ("memory_mib", "expected"),
+    [
+        (515072, 512256),  # 2575 off is 512497, and 2001 x 256 below that
+        (16000, 15616),  # 256 off is 15744, and 61 x 256 below that
+        (300, None),
+        (None, None),
+    ],
+)
+def test_real_memory_stays_below_what_slurmd_counts(
+    memory_mib: int | None, expected: int | None
+) -> None:
+    made = profile(numa(0, "0-3", 0), cpu=ONE, memory_mib=memory_mib)
+    assert render.real_memory_mib(made, margin=True) == expected
+    assert render.real_memory_mib(made, margin=False) == memory_mib
+
+
+def test_the_memory_of_a_gpu_is_no_job_s() -> None:
+    """Grace Hopper: the kernel counts 96 GiB of the GPU's memory while its driver is loaded."""
+    nodes = (numa(0, "0-3", 0), numa(1, "", memory_mib=98304, kind=NumaKind.GPU_MEMORY))
+    made = profile(*nodes, cpu=ONE, memory_mib=98304 + 491520)
+    assert render.real_memory_mib(made, margin=False) == 491520
+
+
+# --- features
+
+
+def test_features_are_what_no_job_uses_up() -> None:
+    cpu = replace(ONE, avx=frozenset({"avx", "avx2", "avx512f", "avx512vl"}))
+    drives = (Nvme(name="a", read_latency_us=82.0), Nvme(name="b", read_latency_us=165.0))
+    gpus = (gpu(0, model="l4", compute_capability="8.9"), gpu(1, model="l4"))
+    made = profile(numa(0, "0-3", 0), cpu=cpu, gpus=gpus, nvmes=drives)
+    assert features(made) == ["avx", "avx2", "avx512", "gpu_l4", "cc8.9", "nvme_200us"]
+    assert features(replace(made, nvmes=drives[:1]))[-2:] == ["nvme_100us", "nvme_200us"]
+    unknown = (*drives, Nvme(name="c"))
+    assert features(replace(made, nvmes=unknown))[-1] == "cc8.9"
+    assert features(profile(numa(0, "0-3", 0), cpu=ONE)) == []
+
+
+# --- what can't be written
+
+
+def test_mig_instances_and_other_vendors_are_refused_with_what_to_do() -> None:
+    plain = profile(numa(0, "0-3", 0), cpu=ONE, gpus=(gpu(0), gpu(1)))
+    assert node_gres.unwritable(plain) is None
+    mig = replace(plain, gpus=(gpu(0, mig_instances=("1g.5gb",)), gpu(1)))
+    assert "n1: GPU 0 is cut into MIG instances" in str(node_gres.unwritable(mig))
+    assert "AutoDetect=nvml" in str(node_gres.unwritable(mig))
+    amd = replace(plain, gpus=(gpu(0, compute_capability="gfx90a"),))
+    assert "AutoDetect=rsmi" in str(node_gres.unwritable(amd))
+
+
+HOSTILE = ["n1\nNodeName=evil", "n1 Gres=gpu:99", "n1=x", "n1#", 'n"1', "n1,n2", "n[1-9]", "", "é"]
+
+
+@pytest.mark.parametrize("name", [*HOSTILE, "DEFAULT", "default", "ALL"])
+def test_a_node_s_name_can_not_become_a_line(name: str) -> None:
+    made = profile(numa(0, "0-3", 0), cpu=ONE, name=name)
+    with pytest.raises(UsageError, match="in Slurm's configuration|can't be named"):
+        render.group([made])
+
+
+@pytest.mark.parametrize("text", [*HOSTILE, "a:b"])
+def test_a_gres_type_or_a_model_can_not_become_a_word(text: str) -> None:
+    made = profile(numa(0, "0-3", 0), cpu=ONE, gpus=(gpu(0, gres_type=text),))
+    with pytest.raises(UsageError, match="can't be a gres type"):
+        node_gres.node_gres(made)
+    with pytest.raises(UsageError, match="can't be a gres type"):
+        gres_lines(made)
+    if text != "":  # behind "gpu_" nothing is a name too
+        with pytest.raises(UsageError, match="can't be a feature"):
+            features(replace(made, gpus=(gpu(0, model=text),)))
+
+
+@pytest.mark.parametrize("text", HOSTILE[:5])
+def test_no_other_word_can_become_two(text: str) -> None:
+    one = profile(numa(0, "0-3", 0), cpu=ONE, gpus=(gpu(0),))
+    for group in (render.NodeGroup(text, one), render.NodeGroup("n1", one, {"Port": text})):
+        with pytest.raises(UsageError, match="can't stand in Slurm's configuration"):
+            render.SlurmConf(version=(24, 11), groups=[group]).render()
+
+
+def test_a_model_in_a_comment_stays_in_its_line() -> None:
+    made = profile(
+        numa(0, "0-3", 0), cpu=ONE, gpus=(gpu(0, model="x\nName=gpu\u2028y", memory_mib=40960),)
+    )
+    text = render.gres_conf([render.NodeGroup("n1", made)], SHARDS)
+    assert [line for line in text.splitlines() if line.startswith("Name=")] == []
+    assert "# Shards of x Name=gpu y: 40960 MiB" in text
 
 
 def test_a_missing_variable_is_an_error() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from render_samples import TWO, gpu, numa, profile
+from render_samples import TWO, gpu, machines, numa, profile
 
 from crater_slurm.model.cpuset import parse_cpulist
 from crater_slurm.model.profile import Cache, Cpu, NodeProfile, NumaKind, PciDevice, PciKind
@@ -194,23 +194,6 @@ def test_needs_that_exclude_each_other_are_told(other: NodeProfile) -> None:
 
 
 # --- any machine
-
-
-@st.composite
-def machines(draw: st.DrawFn) -> NodeProfile:
-    """Packages of equal NUMA nodes, CPUs numbered in a random way, GPUs anywhere."""
-    packages, parts, cores, threads = (draw(st.integers(1, n)) for n in (4, 4, 6, 2))
-    count = packages * parts * cores * threads
-    numbers = draw(st.permutations(range(count))) if draw(st.booleans()) else list(range(count))
-    size = cores * threads
-    nodes = [
-        numa(2 * i, ",".join(map(str, numbers[size * i : size * (i + 1)])), i // parts)
-        for i in range(packages * parts)
-    ]
-    places = draw(st.lists(st.sampled_from([None, *(n.id for n in nodes)]), max_size=8))
-    cpu = Cpu(sockets=packages, cores_per_socket=parts * cores, threads_per_core=threads)
-    gpus = tuple(gpu(i, place) for i, place in enumerate(places))
-    return profile(*nodes, cpu=cpu, gpus=gpus)
 
 
 @given(machines(), st.sampled_from([None, *SocketUnit]))
