@@ -208,9 +208,10 @@ def _text(
         if why := node_gres.unwritable(profile):
             raise UsageError(why)
     groups = renderer.group(profiles, choices)
+    notes = renderer.socket_notes(groups)
     conf = renderer.SlurmConf(version=version, groups=groups, choices=choices)
+    lines = conf.node_lines()  # refuses what this release can't have, in gres.conf too
     if what == "node-line":
-        return "".join(f"{line}\n" for line in conf.node_lines()), conf.notes()
-    if what == "slurm.conf":
-        return conf.render(), conf.notes()
-    return renderer.gres_conf(groups, choices), conf.notes()
+        return "".join(f"{line}\n" for line in lines), notes
+    text = conf.render() if what == "slurm.conf" else renderer.gres_conf(groups, choices)
+    return text, notes

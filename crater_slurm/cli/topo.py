@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from crater_slurm.cli.db import store_url
+from crater_slurm.errors import UsageError, nearest
 
 if TYPE_CHECKING:
     from crater_slurm.model.profile import NodeProfile
@@ -29,18 +30,30 @@ _WIDTH, _WIDEST = 100, 180
     metavar="PROFILE",
     help="A profile as 'crater nodes export' prints it; --node picks one of several.",
 )
-@click.option("--json", "form", flag_value="json", help="Nodes, edges and matrix as JSON.")
-@click.option("--dot", "form", flag_value="dot", help="For Graphviz.")
-@click.option("--svg", "form", flag_value="svg", help="A picture for a browser.")
+@click.option("--json", "as_json", is_flag=True, help="Nodes, edges and matrix as JSON.")
+@click.option("--dot", "as_dot", is_flag=True, help="For Graphviz.")
+@click.option("--svg", "as_svg", is_flag=True, help="A picture for a browser.")
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write to FILE."
 )
-def topo(node: str | None, file: Path | None, form: str | None, output: Path | None) -> None:
+def topo(
+    node: str | None,
+    file: Path | None,
+    as_json: bool,
+    as_dot: bool,
+    as_svg: bool,
+    output: Path | None,
+) -> None:
     """Draw a node: packages, NUMA nodes and memory, PCI tree, GPUs, NICs and NVMe drives.
 
     Below the drawing: how far apart any two devices are, as 'nvidia-smi topo -m' names it, and
     which NIC and drive is nearest to each GPU.
     """
+    asked = [form for form, on in (("json", as_json), ("dot", as_dot), ("svg", as_svg)) if on] or [
+        "text"
+    ]
+    if len(asked) > 1:
+        raise UsageError(f"--{asked[0]} and --{asked[1]} are two forms; choose one")
     if file is not None:
         profile = _from_file(file, node)
     elif node is not None:
@@ -48,17 +61,15 @@ def topo(node: str | None, file: Path | None, form: str | None, output: Path | N
     else:
         profile = _this_machine()
     if output is None:
-        click.echo(_drawn(profile, form, *_terminal()), nl=False)
+        click.echo(_drawn(profile, asked[0], *_terminal()), nl=False)
         return
-    from crater_slurm.errors import UsageError
-
     try:
-        output.write_text(_drawn(profile, form, _WIDTH, ascii_only=False), encoding="utf-8")
+        output.write_text(_drawn(profile, asked[0], _WIDTH, ascii_only=False), encoding="utf-8")
     except OSError as error:
         raise UsageError(f"can't write {output}: {error.strerror}") from error
 
 
-def _drawn(profile: NodeProfile, form: str | None, width: int, ascii_only: bool) -> str:
+def _drawn(profile: NodeProfile, form: str, width: int, ascii_only: bool) -> str:
     from crater_slurm.topology import data, dot, svg, text
 
     if form == "json":
@@ -91,7 +102,6 @@ def _this_machine() -> NodeProfile:
 
 
 def _from_store(name: str) -> NodeProfile:
-    from crater_slurm.errors import UsageError, nearest
     from crater_slurm.store.repository import Store
 
     with Store.open(store_url()) as store:
@@ -109,7 +119,6 @@ def _from_file(file: Path, name: str | None) -> NodeProfile:
     A file of sections (gpu:, cpu:, ssd:) holds values, not a node.
     """
     from crater_slurm.catalogue import complete_profile
-    from crater_slurm.errors import UsageError, nearest
     from crater_slurm.store.codec import profile_from_dict
     from crater_slurm.store.importers import read_file
 

@@ -116,10 +116,22 @@ def _node_words(one: NodeGroup, form: Layout, choices: Choices) -> dict[str, str
     }
 
 
+def socket_notes(groups: Sequence[NodeGroup]) -> list[str]:
+    """Why slurmd must count something else than packages; a sentence for each such make."""
+    return [
+        f"{one.names}: SlurmdParameters={unit.parameter} (Slurm 22.05 and later; since 25.11 also "
+        "Parameters= on a node's line) is needed, because Slurm binds GPUs and jobs to whole "
+        f"sockets, and {_reason(one.profile, unit)}"
+        for one in groups
+        if (unit := wanted(one.profile)) is not SocketUnit.PACKAGE
+    ]
+
+
 def _reason(profile: NodeProfile, unit: SocketUnit) -> str:
     each = layout(profile, unit).sockets // profile.cpu.sockets
-    whose = "each GPU is near only some of" if unit is SocketUnit.L3 else "a package holds"
-    return f"{whose} {each} {unit}s" + (" of its package" if unit is SocketUnit.L3 else "")
+    if unit is SocketUnit.L3:
+        return f"a GPU is near only some of the {each} {unit}s of its package"
+    return f"a package holds {each} {unit}s"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +151,7 @@ class SlurmConf:
         return template(
             "slurm.conf.j2",
             version="{}.{:02}".format(*self.version),
-            notes=self.notes(),
+            notes=socket_notes(self.groups),
             gres_types=gres_types(self.groups, self.choices),
             slurmd_parameters=list(dict.fromkeys(parameters)),
             settings=self.settings,
@@ -154,15 +166,6 @@ class SlurmConf:
             own = {"Parameters": form.unit.parameter} if each else {}
             lines.append(words.line(_node_words(one, form, self.choices) | own))
         return lines
-
-    def notes(self) -> list[str]:
-        """Why slurmd must count something else than packages; a sentence for each such make."""
-        return [
-            f"{one.names}: SlurmdParameters={unit.parameter} (Slurm 22.05 and later) is needed, "
-            f"because Slurm binds GPUs and jobs to whole sockets, and {_reason(one.profile, unit)}"
-            for one in self.groups
-            if (unit := wanted(one.profile)) is not SocketUnit.PACKAGE
-        ]
 
     def _unit(self) -> SocketUnit | None:
         """The cluster's unit, or None where each node's line has its own."""
@@ -191,11 +194,11 @@ def gres_conf(
     out, for a cluster of one make: slurmctld matches every name with every line otherwise.
     """
     lines: list[str] = []
-    notes: dict[str, None] = {}
+    notes = dict.fromkeys(socket_notes(groups))
     for one, form in zip(groups, layouts(groups), strict=True):
         names = "" if everywhere else one.names
         lines += gres_lines(names, one.profile, form, choices, devices)
-        notes |= dict.fromkeys(shard_sentences(one.profile, choices))
+        notes |= dict.fromkeys(f"Shards of {s}" for s in shard_sentences(one.profile, choices))
     return template("gres.conf.j2", lines=lines, notes=list(notes))
 
 

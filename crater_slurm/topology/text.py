@@ -25,6 +25,8 @@ _FRAME = 4
 #: More L3 domains than this share lines instead of having one each.
 _L3_LINES = 4
 NARROWEST = 40
+#: In less than this, boxes in boxes become plain lines: a frame would leave no room for words.
+_NARROWEST_BOX = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,10 @@ def _wish(paper: Paper, box: Box) -> int:
 def _flow(paper: Paper, boxes: Sequence[Box], width: int) -> list[str]:
     """Boxes side by side where they fit, in rows of equal height that fill the width."""
     lines: list[str] = []
+    if width < _NARROWEST_BOX:
+        for box in boxes:
+            lines += [*_wrap(paper.fit(box.title), width), *_body(paper, box, width)]
+        return lines
     for row in _rows([(box, min(_wish(paper, box), width)) for box in boxes], width):
         spare = width - sum(wish for _, wish in row) - (len(row) - 1)
         share, more = divmod(spare, len(row))

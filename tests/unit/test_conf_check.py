@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from render_samples import gpu, machines, numa, profile
 
@@ -247,6 +247,7 @@ def test_links_that_tell_pairs_apart_are_compared() -> None:
     assert the_one(found)[:4] == ("g[1-3]", "Links of /dev/nvidia0", None, "-1,1,0")
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(machines(), st.sampled_from([(22, 5), (24, 11), (26, 5)]), st.booleans())
 def test_what_is_rendered_is_no_difference(
     made: NodeProfile, version: tuple[int, int], features: bool

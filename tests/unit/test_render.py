@@ -151,7 +151,7 @@ def test_the_word_for_slurmd_is_given_with_its_reason() -> None:
     conf = render.SlurmConf(version=(24, 11), groups=[render.NodeGroup("n1", made)])
     lines = conf.render().splitlines()
     assert "SlurmdParameters=numa_node_as_socket" in lines
-    assert lines[1].startswith("# n1: SlurmdParameters=numa_node_as_socket (Slurm 22.05 and later)")
+    assert lines[1].startswith("# n1: SlurmdParameters=numa_node_as_socket (Slurm 22.05 and later;")
     assert "a package holds 2 NUMA nodes" in lines[1]
 
 

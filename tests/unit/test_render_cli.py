@@ -40,8 +40,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
     def invoke(*words: object) -> Result:
         command = ["--config", str(tmp_path / "crater.yaml"), "render", *map(str, words)]
-        result = CliRunner().invoke(crater, command)
-        return result
+        return CliRunner().invoke(crater, command)
 
     return invoke
 
@@ -121,7 +120,7 @@ def test_profiles_may_come_from_a_file(run: Run, tmp_path: Path) -> None:
     ("words", "sentence"),
     [
         ((), "say what to render: slurm.conf, gres.conf, cgroup.conf, node-line"),
-        (("gres.conf", "--node", "g3"), "no profile of node g3; did you mean g"),
+        (("gres.conf", "--node", "g3"), "no profile of node g3; there are g[1-2]"),
         (("gres.conf", "--json"), "--json belongs to --check"),
         (("gres.conf", "--slurmd"), "--slurmd belongs to --check"),
         (("gres.conf", "--conf", "x"), "--conf belongs to --check"),

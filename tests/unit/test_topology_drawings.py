@@ -12,16 +12,14 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from topology_samples import GEN4_X8, GEN4_X16, big_node, numa_nodes, pci
-from topology_strategies import profiles
+from topology_strategies import PHASES, profiles
 
 from crater_slurm.lab.inventory import load, shipped
 from crater_slurm.model.profile import Cpu, NodeProfile, NumaKind, NumaNode, PciKind, PciLink
 from crater_slurm.topology import data, dot, svg, text, words
 from crater_slurm.topology.scene import Shape, scene, walk
 
-SHIPPED = {
-    entry.names[0]: entry.profile for name in shipped() for entry in load(name).entries
-}
+SHIPPED = {entry.names[0]: entry.profile for name in shipped() for entry in load(name).entries}
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -234,7 +232,9 @@ def test_dot_joins_devices_to_their_switch_and_gpus_to_nvlink() -> None:
 
 @pytest.mark.skipif(shutil.which("dot") is None, reason="Graphviz is not installed")
 def test_graphviz_reads_the_dot_text() -> None:
-    done = subprocess.run(["dot", "-Tplain"], input=dot.draw(big_node()), text=True, capture_output=True)
+    done = subprocess.run(
+        ["dot", "-Tplain"], input=dot.draw(big_node()), text=True, capture_output=True
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -254,7 +254,7 @@ def test_the_json_graph_names_every_bridge_once_and_carries_links() -> None:
     assert graph["nearest"][5]["nvme"][0] == {"id": "NVMe2", "class": "PIX"}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, phases=PHASES)
 @given(profiles())
 def test_no_profile_breaks_a_drawing(profile: NodeProfile) -> None:
     for drawing in (text.draw(profile), text.draw(profile, 20, ascii_only=True)):
@@ -263,6 +263,8 @@ def test_no_profile_breaks_a_drawing(profile: NodeProfile) -> None:
         drawing.encode()
     assert max(map(len, text.draw(profile).splitlines())) <= 100
     tree = Xml.fromstring(svg.draw(profile))
-    assert {e.tag for e in tree.iter()} <= {f"{SVG}{t}" for t in ("svg", "title", "style", "rect", "g", "text")}
+    assert {e.tag for e in tree.iter()} <= {
+        f"{SVG}{t}" for t in ("svg", "title", "style", "rect", "g", "text")
+    }
     assert all(c.isprintable() or c == "\n" for c in dot.draw(profile))
     assert json.loads(json.dumps(data.graph(profile)))["matrix"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from hypothesis import Phase
 from hypothesis import strategies as st
 
 from crater_slurm.model.profile import (
@@ -17,6 +20,9 @@ from crater_slurm.model.profile import (
     PciKind,
     PciLink,
 )
+
+#: Shrinking a whole node takes minutes; a failing one is read as it is.
+PHASES = (Phase.explicit, Phase.reuse, Phase.generate)
 
 NAMES = st.one_of(
     st.sampled_from(
@@ -36,7 +42,9 @@ NAMES = st.one_of(
 )
 MAYBE_NODE = st.none() | st.integers(-1, 5)
 ADDRESSES = st.one_of(
-    st.builds("{:04x}:{:02x}:00.{}".format, st.integers(0, 1), st.integers(0, 9), st.integers(0, 1)),
+    st.builds(
+        "{:04x}:{:02x}:00.{}".format, st.integers(0, 1), st.integers(0, 9), st.integers(0, 1)
+    ),
     st.builds("10000:{:02x}:00.0".format, st.integers(0, 9)),
     NAMES,
 )
@@ -84,21 +92,35 @@ def numa_nodes(draw: st.DrawFn) -> tuple[NumaNode, ...]:
     )
 
 
+GPUS = st.builds(
+    Gpu,
+    index=st.just(0),
+    model=NAMES,
+    pci_bus_id=st.none() | ADDRESSES,
+    numa_node=MAYBE_NODE,
+    compute_capability=st.sampled_from([None, "8.0", "gfx942"]),
+    nvlinks=st.lists(
+        st.builds(
+            NvLink,
+            peer=st.integers(0, 70),
+            bandwidth_gb_s=st.sampled_from([None, 50.0, 600.0, 0.0]),
+        ),
+        max_size=3,
+        unique_by=lambda link: link.peer,
+    ).map(tuple),
+)
+
+
 @st.composite
 def gpus(draw: st.DrawFn) -> tuple[Gpu, ...]:
-    count = draw(st.sampled_from([0, 1, 2, 5, 64]))
+    """None to five, or 64 of a few makes."""
+    few = draw(st.lists(GPUS, max_size=5))
+    count = 64 if few and draw(st.booleans()) else len(few)
     return tuple(
-        Gpu(
+        replace(
+            few[i % len(few)],
             index=i,
-            model=draw(NAMES),
-            pci_bus_id=draw(st.none() | ADDRESSES),
-            numa_node=draw(MAYBE_NODE),
-            compute_capability=draw(st.sampled_from([None, "8.0", "gfx942"])),
-            nvlinks=tuple(
-                NvLink(peer, draw(st.sampled_from([None, 50.0, 600.0, 0.0])))
-                for peer in draw(st.lists(st.integers(0, 70), max_size=3, unique=True))
-                if peer != i
-            ),
+            nvlinks=tuple(link for link in few[i % len(few)].nvlinks if link.peer != i),
         )
         for i in range(count)
     )

@@ -48,11 +48,11 @@ SLURM_PACKAGES = (
 )
 TOOL_PACKAGES = (
     *("python3", "numactl", "nvme-cli", "xfsprogs", "util-linux", "kmod", "iproute2"),
-    *("pciutils", "procps", "mount"),
+    *("pciutils", "procps", "mount", "hwloc-nox", "fio"),
 )
 DAEMON_PACKAGES = (
     *("python3-yaml", "python3-click", "python3-pydantic", "python3-psutil", "python3-jinja2"),
-    *("python3-sqlalchemy", "python3-rich", "python3-prometheus-client"),
+    *("python3-sqlalchemy", "python3-rich", "python3-prometheus-client", "python3-numpy"),
 )
 """What the project's own daemons import; the guest runs them with its own interpreter."""
 
@@ -61,7 +61,7 @@ USERS = ("alice", "bob")
 
 UNUSED_IN_A_GUEST = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*")
 IMAGE_SIZE = "3G"
-NVME_SIZE_BYTES = 1 << 30
+NVME_SIZE_BYTES = 4 << 30
 
 TOOLS = {
     "mmdebstrap": "mmdebstrap",

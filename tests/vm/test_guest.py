@@ -59,7 +59,7 @@ class TestMachine:
         drive = guest.check(f"dirname $(grep -l {serial} /sys/class/nvme/*/serial)")
         assert guest.read(f"{drive}/device/numa_node") == str(node)
         assert guest.read(f"{drive}/device/local_cpulist") == cpus
-        assert guest.check(f"cat {drive}/nvme*n1/size") == str((1 << 30) // 512)
+        assert guest.check(f"cat {drive}/nvme*n1/size") == str((4 << 30) // 512)
 
     def test_has_a_display_controller_on_each_node(self, guest: Guest) -> None:
         found = guest.check(
