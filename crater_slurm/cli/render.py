@@ -147,10 +147,8 @@ def _profiles(names: tuple[str, ...], source: Path | None) -> list[NodeProfile]:
     for name in wanted:
         if name not in found:
             close = nearest(name, list(found))
-            raise UsageError(
-                f"there is no profile of node {name}"
-                + (f"; did you mean {close}?" if close else "")
-            )
+            hint = f"did you mean {close}?" if close else f"there are {hostlist.compress(found)}"
+            raise UsageError(f"there is no profile of node {name}; {hint}")
     chosen = [found[name] for name in wanted] if wanted else list(found.values())
     if not chosen:
         raise UsageError("no node has a profile yet: run crater-probe on the nodes")

@@ -96,9 +96,7 @@ def _terminal() -> tuple[int, bool]:
 def _this_machine() -> NodeProfile:
     from crater_slurm.probe.profile import scan
 
-    found = scan(socket.gethostname().split(".")[0], Path("/"))
-    profile: NodeProfile = getattr(found, "profile", found)
-    return profile
+    return scan(socket.gethostname().split(".")[0], Path("/")).profile
 
 
 def _from_store(name: str) -> NodeProfile:

@@ -26,7 +26,7 @@ def graph(profile: NodeProfile) -> Entry:
     return {
         "name": profile.name,
         "nodes": _unique((*_places(profile), *(n for d in found for n in _pci_nodes(d)))),
-        "edges": _unique((*_contains(profile), *_pci_edges(found), *_nvlink_edges(found))),
+        "edges": _unique((*_contains(profile), *_pci_edges(profile, found), *_nvlink_edges(found))),
         "matrix": {
             "devices": [device.id for device in everything],
             "classes": matrix(everything),
@@ -104,11 +104,12 @@ def _contains(profile: NodeProfile) -> Iterator[Entry]:
                 yield {"from": f"NUMA{node.id}", "to": f"L3:{i}", "kind": "contains"}
 
 
-def _pci_edges(found: tuple[Device, ...]) -> Iterator[Entry]:
+def _pci_edges(profile: NodeProfile, found: tuple[Device, ...]) -> Iterator[Entry]:
     """From the NUMA node down to the device; the last edge carries the device's link."""
+    ids = {node.id for node in profile.numa_nodes}
     for device in found:
         pci = device.pci
-        path = [f"NUMA{device.numa_node}"] if device.numa_node is not None else []
+        path = [f"NUMA{device.numa_node}"] if device.numa_node in ids else []
         if pci and pci.root:
             path.append(f"root:{pci.root}")
         path += [f"bridge:{b}" for b in pci.bridges] if pci else []
@@ -117,7 +118,7 @@ def _pci_edges(found: tuple[Device, ...]) -> Iterator[Entry]:
             yield {"from": one, "to": two, "kind": kind}
         if not path:
             continue
-        if len(path) == 1 and device.numa_node is not None:
+        if path[-1].startswith("NUMA"):
             yield {"from": path[0], "to": device.id, "kind": "local"}
             continue
         yield {"from": path[-1], "to": device.id, "kind": "pci", **_link(device)}

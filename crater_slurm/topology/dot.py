@@ -12,10 +12,17 @@ from crater_slurm.topology.links import LinkGroup, link_groups
 from crater_slurm.topology.scene import LEAVES, Box, Shape, scene
 
 _COLOURS = {
-    Shape.MACHINE: "#f6f7f9", Shape.PACKAGE: "#e9edf2", Shape.NUMA: "#dbe4ee",
-    Shape.L3: "#f3efe2", Shape.ROOT: "#ffffff", Shape.SWITCH: "#f0f0f0",
-    Shape.ELSEWHERE: "#fbeeee", Shape.GPU: "#cfe8c9", Shape.NIC: "#cfe0f5",
-    Shape.NVME: "#f7dfc0", Shape.NVLINK: "#cfe8c9",
+    Shape.MACHINE: "#f6f7f9",
+    Shape.PACKAGE: "#e9edf2",
+    Shape.NUMA: "#dbe4ee",
+    Shape.L3: "#f3efe2",
+    Shape.ROOT: "#ffffff",
+    Shape.SWITCH: "#f0f0f0",
+    Shape.ELSEWHERE: "#fbeeee",
+    Shape.GPU: "#cfe8c9",
+    Shape.NIC: "#cfe0f5",
+    Shape.NVME: "#f7dfc0",
+    Shape.NVLINK: "#cfe8c9",
 }
 _HEAD = """graph "{name}" {{
   graph [rankdir=LR, fontname="sans-serif", fontsize=12, compound=true, nodesep=0.15]

@@ -27,8 +27,14 @@ CLASSES: dict[str, str] = {
 #: GB/s of one NVLink, both directions together, by compute capability (NVIDIA's data sheets):
 #: NVLink 1 has 40, 2 to 4 have 50, 5 has 100; GA10x boards run four links at half of the lanes.
 _LINK_GB_S = {
-    "6.0": 40.0, "7.0": 50.0, "7.5": 50.0, "8.0": 50.0, "8.6": 28.125, "9.0": 50.0,
-    "10.0": 100.0, "10.3": 100.0,
+    "6.0": 40.0,
+    "7.0": 50.0,
+    "7.5": 50.0,
+    "8.0": 50.0,
+    "8.6": 28.125,
+    "9.0": 50.0,
+    "10.0": 100.0,
+    "10.3": 100.0,
 }
 #: Rounding in the profile, in links. Not more: 18 links at the line rate of a driver (26.562 GB/s
 #: for 25) would pass for 19, so a bandwidth that includes the line code gives no number.

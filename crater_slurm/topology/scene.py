@@ -197,7 +197,7 @@ def _leaf(group: Sequence[Device]) -> Box:
     numbers = tuple(sorted(device.number for device in group))
     listed = first.id.startswith(_KIND_NAMES[first.kind])
     kind = _KIND_NAMES[first.kind]
-    title = f"{kind} {format_cpulist(numbers)}"
+    title = f"{kind} {format_cpulist(numbers)}".replace(",", ", ")
     if not listed:
         many = f"{len(group)} {kind}s" if len(group) > 1 else kind
         title = f"{many} not in Slurm's list"

@@ -99,15 +99,15 @@ def _device(paper: Paper, box: Box, width: int) -> list[str]:
     line = paper.fit("  ".join((box.title, *box.lines)))
     if len(line) <= width:
         return [line]
-    lines = [box.title]
+    lines = _wrap(paper.fit(box.title), width)
     for fact in box.lines:
         # The first fact that does not fit begins an indented line; those after it fill it up.
-        longer = f"{lines[-1]}  {fact}"
+        longer = paper.fit(f"{lines[-1]}  {fact}")
         if len(longer) <= width:
             lines[-1] = longer
         else:
             lines += ["  " + part for part in _wrap(paper.fit(fact), width - 2)]
-    return [paper.fit(line) for line in lines]
+    return lines
 
 
 def _wrap(text: str, width: int) -> list[str]:
@@ -121,7 +121,7 @@ def _wish(paper: Paper, box: Box) -> int:
     for child in box.children:
         if child.shape in LEAVES:
             inside += [min(2 + len(paper.fit(fact)), _WISH_LIMIT) for fact in child.lines]
-            inside.append(len(child.title))
+            inside.append(min(len(child.title), _WISH_LIMIT))
         else:
             inside.append(_wish(paper, child))
     return max(max(inside) + _FRAME, len(box.title) + 6)

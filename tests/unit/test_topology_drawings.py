@@ -267,4 +267,6 @@ def test_no_profile_breaks_a_drawing(profile: NodeProfile) -> None:
         f"{SVG}{t}" for t in ("svg", "title", "style", "rect", "g", "text")
     }
     assert all(c.isprintable() or c == "\n" for c in dot.draw(profile))
-    assert json.loads(json.dumps(data.graph(profile)))["matrix"]
+    graph = json.loads(json.dumps(data.graph(profile)))
+    ids = {node["id"] for node in graph["nodes"]}
+    assert {edge[key] for edge in graph["edges"] for key in ("from", "to")} <= ids
