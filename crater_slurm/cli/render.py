@@ -40,15 +40,12 @@ class Output:
             click.echo(text, nl=False)
             return
         try:
-            with tempfile.NamedTemporaryFile("w", dir=self.file.parent, delete=False) as new:
-                new.write(text)
-            made = Path(new.name)
-            made.chmod(0o644)  # Slurm's users read it
-            try:
+            with tempfile.TemporaryDirectory(dir=self.file.parent) as folder:
+                made = Path(folder) / self.file.name
+                made.write_text(text)
+                made.chmod(0o644)  # Slurm's users read it
                 # A link fails where the name is taken, even if it was taken just now.
                 made.replace(self.file) if self.force else os.link(made, self.file)
-            finally:
-                made.unlink(missing_ok=True)
         except FileExistsError as error:
             raise UsageError(f"{self.file} is there already; --force replaces it") from error
         except OSError as error:
