@@ -12,6 +12,10 @@ mount -t tmpfs -o mode=1777 shm /dev/shm
 mount -t tmpfs -o mode=755 run /run
 mount -t cgroup2 cgroup2 /sys/fs/cgroup
 mount -o remount,rw /
+# The kernel patches its running code when the first cpuset comes and when the last one goes, which an
+# emulated machine with several CPUs does not always survive. So one is there from the start.
+echo +cpuset >/sys/fs/cgroup/cgroup.subtree_control
+mkdir /sys/fs/cgroup/always
 mkdir -p /sys/fs/cgroup/system.slice # slurmd makes its scope in it, and fails where it is absent
 
 hostname n1
