@@ -31,7 +31,7 @@ def traces(lab: Lab) -> dict[str, Any]:
     """What this lab could leave on the machine; other tests may run labs beside it."""
     name = lab.spec.name
     return {
-        "mounts": sorted(Path("/proc/self/mountinfo").read_text().splitlines()),
+        "mounts": [m for m in Path("/proc/self/mountinfo").read_text().splitlines() if name in m],
         "places": [place for place in PLACES if Path(place).exists()],
         "users": Path("/etc/passwd").read_bytes() + Path("/etc/group").read_bytes(),
         "cgroups": sorted(map(str, Path("/sys/fs/cgroup").glob(f"**/crater-lab-{name}"))),
