@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from crater_slurm.cli.db import store_url
+from crater_slurm.cli import node_state
+from crater_slurm.cli.output import print_json, print_table
+from crater_slurm.cli.profiles import expanded, open_store, stored
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from crater_slurm.model.profile import NodeProfile
     from crater_slurm.store.diff import Difference
-    from crater_slurm.store.repository import Store
 
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 _file = click.Path(path_type=Path)
@@ -27,21 +26,25 @@ def nodes() -> None:
     """Node profiles: GPUs, NUMA nodes, memory bandwidth and NVMe of every node."""
 
 
+nodes.add_command(node_state.events)
+nodes.add_command(node_state.health)
+
+
 @nodes.command("list")
 @_json
 def list_(as_json: bool) -> None:
     """List the nodes that have a profile."""
     from crater_slurm.store import describe
 
-    with _open() as store:
+    with open_store() as store:
         profiles = store.profiles()
     summaries = [describe.summary(profile) for profile in profiles]
     if as_json:
-        _print_json(summaries)
+        print_json(summaries)
     elif not profiles:
         click.echo("no node has a profile yet: run crater-probe on the nodes, or import a file")
     else:
-        _print_table(
+        print_table(
             ("NODE", "GPUS", "CORES", "NUMA", "MEMORY", "BANDWIDTH", "NVME READ", "KNOWN BY"),
             [
                 _list_row(profile, summary)
@@ -58,10 +61,10 @@ def show(name: str, as_json: bool) -> None:
     from crater_slurm.store import describe
     from crater_slurm.store.diff import known, show_value
 
-    with _open() as store:
-        profile = _stored(store, [name])[0]
+    with open_store() as store:
+        profile = stored(store, [name])[0]
     if as_json:
-        _print_json(
+        print_json(
             {
                 "name": name,
                 "values": [describe.value_entry(profile, *item) for item in profile.values()],
@@ -77,7 +80,7 @@ def show(name: str, as_json: bool) -> None:
         for path, value in profile.values()
     ]
     click.echo(f"{name}, {describe.origin_text(profile.source)}")
-    _print_table(("VALUE OF", "IS", "METHOD", "TIME"), rows)
+    print_table(("VALUE OF", "IS", "METHOD", "TIME"), rows)
 
 
 @nodes.command("import")
@@ -98,15 +101,15 @@ def import_(files: tuple[Path, ...], names: tuple[str, ...], dry_run: bool, as_j
     from crater_slurm.store.importers import plan_import, read_file
 
     contents = [read_file(file) for file in files]
-    with _open() as store:
+    with open_store() as store:
         present = {profile.name: profile for profile in store.profiles()}
-        changes = plan_import(contents, present, _expanded(names))
+        changes = plan_import(contents, present, expanded(names))
         saved = [] if dry_run else store.save_profiles(change.new for change in changes)
     described = [
         (change, differences(change.old, change.new) if change.old else []) for change in changes
     ]
     if as_json:
-        _print_json(
+        print_json(
             {
                 "dry_run": dry_run,
                 "nodes": [
@@ -149,12 +152,12 @@ def export(names: tuple[str, ...], form: str) -> None:
     """
     from crater_slurm.store.codec import profile_to_dict
 
-    with _open() as store:
-        profiles = _stored(store, _expanded(names)) if names else store.profiles()
+    with open_store() as store:
+        profiles = stored(store, expanded(names)) if names else store.profiles()
     entries = [profile_to_dict(profile) for profile in profiles]
     document: Any = entries[0] if len(entries) == 1 else {"nodes": entries}
     if form == "json":
-        _print_json(document)
+        print_json(document)
     else:
         import yaml
 
@@ -173,15 +176,15 @@ def diff(left: str, right: str, as_json: bool) -> None:
     from crater_slurm.store import describe
     from crater_slurm.store.diff import differences
 
-    with _open() as store:
-        one = _stored(store, [left])[0]
+    with open_store() as store:
+        one = stored(store, [left])[0]
         if right not in store.names() and Path(right).is_file():
             other = _from_file(one, Path(right))
         else:
-            other = _stored(store, [right])[0]
+            other = stored(store, [right])[0]
     found = differences(one, other)
     if as_json:
-        _print_json([describe.difference_entry(item) for item in found])
+        print_json([describe.difference_entry(item) for item in found])
     elif not found:
         click.echo(f"{left} and {right} have the same values")
     else:
@@ -189,73 +192,13 @@ def diff(left: str, right: str, as_json: bool) -> None:
 
 
 @nodes.command()
-@click.argument("name", required=False)
-@click.option("--limit", default=50, show_default=True, help="How many, the newest first.")
-@_json
-def events(name: str | None, limit: int, as_json: bool) -> None:
-    """Show what changed on node NAME, or on all: lost hardware, slower drives, new drivers."""
-    import dataclasses
-    import time
-
-    with _open() as store:
-        found = store.events(name, limit=limit)
-        if not found and name is not None:
-            _stored(store, [name])
-    if as_json:
-        _print_json([dataclasses.asdict(event) for event in found])
-    elif not found:
-        click.echo("nothing happened yet")
-    else:
-        _print_table(
-            ("TIME", "NODE", "EVENT", "WAS", "IS", "WHAT"),
-            [
-                (
-                    time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.time)),
-                    event.node,
-                    event.kind,
-                    event.old or "-",
-                    event.new or "-",
-                    event.message,
-                )
-                for event in found
-            ],
-        )
-
-
-@nodes.command()
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
 def remove(names: tuple[str, ...]) -> None:
     """Forget the profiles of nodes. A node that still runs crater-probe comes back by itself."""
-    with _open() as store:
-        for profile in _stored(store, _expanded(names)):
+    with open_store() as store:
+        for profile in stored(store, expanded(names)):
             store.delete_profile(profile.name)
             click.echo(f"{profile.name} removed")
-
-
-def _open() -> Store:
-    from crater_slurm.store.repository import Store
-
-    return Store.open(store_url())
-
-
-def _expanded(names: Iterable[str]) -> tuple[str, ...]:
-    """Node names of host lists, each once."""
-    from crater_slurm.slurm import hostlist
-
-    return tuple(dict.fromkeys(name for text in names for name in hostlist.expand(text)))
-
-
-def _stored(store: Store, names: Sequence[str]) -> list[NodeProfile]:
-    """The profiles of the nodes, in this order; UsageError for one that has none."""
-    from crater_slurm.errors import UsageError, nearest
-
-    found = {profile.name: profile for profile in store.profiles(names)}
-    for name in names:
-        if name not in found:
-            close = nearest(name, store.names())
-            hint = f"; did you mean {close}?" if close else "; 'crater nodes list' shows those"
-            raise UsageError(f"there is no profile of node {name}{hint}")
-    return [found[name] for name in names]
 
 
 def _from_file(node: NodeProfile, file: Path) -> NodeProfile:
@@ -313,30 +256,7 @@ def _print_differences(found: Sequence[Difference], titles: tuple[str, str]) -> 
         )
         for item in found
     ]
-    _print_table(("VALUE OF", titles[0], "METHOD", titles[1], "METHOD"), rows)
+    print_table(("VALUE OF", titles[0], "METHOD", titles[1], "METHOD"), rows)
 
 
-def _print_json(data: object) -> None:
-    click.echo(json.dumps(data, indent=2))
-
-
-def _print_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """A table without frame. Piped, it is as wide as its content and has no colours."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-    for title in titles:
-        table.add_column(title, overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    if sys.stdout.isatty():
-        Console(markup=False, emoji=False, highlight=False).print(table)
-        return
-    console = Console(
-        width=10_000, color_system=None, force_terminal=False, markup=False, emoji=False
-    )
-    with console.capture() as capture:
-        console.print(table)
-    for line in capture.get().splitlines():
-        click.echo(line.rstrip())
+_print_table = print_table

@@ -7,9 +7,10 @@ one event and not a change of all behind it. Small differences that every boot b
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from crater_slurm.model import drives
 from crater_slurm.model.cpuset import format_cpulist
 from crater_slurm.model.profile import Gpu, Method, NodeProfile, Nvme, PciKind
 from crater_slurm.model.units import format_mib
@@ -51,9 +52,12 @@ def drift(old: NodeProfile | None, new: NodeProfile, now: float) -> list[Event]:
         )
 
     if old is None:
-        return [Event(node=new.name, time=now, kind="node_new", message="First profile.")]
+        first = Event(node=new.name, time=now, kind="node_new", message="First profile.")
+        return [first, *(event(*entry) for entry in _steadiness(new, new, ()))]
     found = (*_machine(old, new), *_memory(old, new), *_devices(old, new), *_values(old, new))
-    return [event(*entry) for entry in found]
+    return [
+        event(*entry) for entry in (*found, *_steadiness(old, new, same_parts(old, new)["nvmes"]))
+    ]
 
 
 Change = tuple[str, str, str, object, object]
@@ -191,6 +195,23 @@ def _values(old: NodeProfile, new: NodeProfile) -> Iterator[Change]:
             kind = "slower" if loss >= SLOWER else "measured"
             message = f"{field} of {label} is {now / was - 1:+.0%} against before."
             yield f"{name.rstrip('s')}_{kind}", message, path, was, now
+
+
+def _steadiness(
+    old: NodeProfile, new: NodeProfile, pairs: Sequence[tuple[int, int]]
+) -> Iterator[Change]:
+    """Drives that became unsteady: their slowest second is far below their fastest."""
+    places = {now: before for before, now in pairs}
+    for i, drive in enumerate(new.nvmes):
+        was = old.nvmes[places[i]].iops_stability_ratio if i in places else None
+        ratio = drive.iops_stability_ratio
+        if drives.steadiness(ratio) == "unsteady" != drives.steadiness(was):
+            message = (
+                f"The slowest second of {_nvme_name(drive)} has {ratio:.2f} of the IOPS of its "
+                f"fastest; below {drives.UNSTEADY_RATIO} it counts with weight "
+                f"{drives.UNSTEADY_WEIGHT}."
+            )
+            yield "nvme_unsteady", message, f"nvmes[{i}].iops_stability_ratio", was, ratio
 
 
 def _lost_and_came(old: Counter[Any], new: Counter[Any]) -> tuple[list[Any], list[Any]]:

@@ -252,6 +252,24 @@ def test_a_drive_that_lost_30_percent_is_told_as_slower(
     assert kinds(drift(drive(was), drive(now), NOW)) == ([kind] if kind else [])
 
 
+@pytest.mark.parametrize(
+    ("was", "now", "told"),
+    [(None, 0.69, True), (0.9, 0.69, True), (0.6, 0.69, False), (0.69, 0.7, False)],
+)
+def test_a_drive_that_became_unsteady_is_told(was: float | None, now: float, told: bool) -> None:
+    def ratio(value: float | None) -> NodeProfile:
+        first = dataclasses.replace(scanned().nvmes[0], iops_stability_ratio=value)
+        return scanned(nvmes=(first, scanned().nvmes[1]))
+
+    found = [e for e in drift(ratio(was), ratio(now), NOW) if e.kind == "nvme_unsteady"]
+    assert len(found) == told
+    if told:
+        assert "0.69 of the IOPS" in found[0].message
+        assert "weight 0.3" in found[0].message
+    first = drift(None, ratio(now), NOW)
+    assert ("nvme_unsteady" in kinds(first)) is (now < 0.7)
+
+
 def test_wear_is_told_by_steps_of_ten() -> None:
     def worn(percent: int) -> NodeProfile:
         first = dataclasses.replace(scanned().nvmes[0], wear_percent=percent)

@@ -1,0 +1,104 @@
+"""``crater nodes events`` and ``crater nodes health``: what changed on nodes, and how they are."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from crater_slurm.cli.context import loaded
+from crater_slurm.cli.output import print_json, print_table
+from crater_slurm.cli.profiles import open_store, stored
+
+_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+@click.command()
+@click.argument("name", required=False)
+@click.option("--limit", default=50, show_default=True, help="How many, the newest first.")
+@_json
+def events(name: str | None, limit: int, as_json: bool) -> None:
+    """Show what changed on node NAME, or on all: lost hardware, slower drives, new drivers."""
+    with open_store() as store:
+        found = store.events(name, limit=limit)
+        if not found and name is not None:
+            stored(store, [name])
+    if as_json:
+        print_json([dataclasses.asdict(event) for event in found])
+    elif not found:
+        click.echo("nothing happened yet")
+    else:
+        print_table(
+            ("TIME", "NODE", "EVENT", "WAS", "IS", "WHAT"),
+            [
+                (
+                    time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.time)),
+                    event.node,
+                    event.kind,
+                    event.old or "-",
+                    event.new or "-",
+                    event.message,
+                )
+                for event in found
+            ],
+        )
+
+
+@click.command()
+@click.argument("name")
+@_json
+def health(name: str, as_json: bool) -> None:
+    """Show how node NAME is, by its newest report: load, memory, GPUs, drives."""
+    from crater_slurm.scheduler import client
+
+    found = client.node_health(loaded().settings.scheduler.url, name)
+    if as_json:
+        print_json(found)
+        return
+    age, load = found["age_seconds"], found.get("load")
+    click.echo(f"{name}, reported {age:g} s ago" + ("" if load is None else f", load {load:g}"))
+    print_table(("PART", "STATE"), list(_rows(found)))
+
+
+def _rows(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    for node in found.get("numa_nodes", ()):
+        yield f"NUMA node {node['id']}", _words(node, without=("id",))
+    for gpu in found.get("gpus", ()):
+        own = ("index", "model", "uuid")
+        yield f"GPU {gpu['index']} ({gpu.get('model', '?')})", _words(gpu, without=own)
+    for drive in found.get("drives", ()):
+        yield drive["name"], _words(drive, without=("name", "stable_id"))
+
+
+def _words(part: dict[str, Any], without: tuple[str, ...]) -> str:
+    """``cpu utilization 12.5 %, memory used 1024 MiB``: the end of a name is its unit."""
+    words = []
+    for name, value in part.items():
+        if name not in without:
+            text = " ".join(map(str, value)) if isinstance(value, list) else f"{value:g}"
+            label, unit = _label(name)
+            words.append(f"{label} {text} {unit}".rstrip())
+    return ", ".join(words) or "unknown"
+
+
+_UNITS = {
+    "_gb_s": "GB/s",
+    "_mb_s": "MB/s",
+    "_mib": "MiB",
+    "_percent": "%",
+    "_iops": "IOPS",
+    "_us": "µs",
+    "_ms": "ms",
+    "_c": "°C",
+    "_w": "W",
+}
+
+
+def _label(name: str) -> tuple[str, str]:
+    for end, unit in _UNITS.items():
+        if name.endswith(end):
+            return name.removesuffix(end).replace("_", " "), unit
+    return name.replace("_", " "), ""
