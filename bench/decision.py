@@ -6,6 +6,7 @@ the first version of any such filter does.
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import random
 import time
@@ -37,15 +38,32 @@ REQUESTS = (
 
 
 def nodes(count: int) -> list[NodeProfile]:
-    """``count`` nodes over the kinds of the demo inventory, one in twenty a little different."""
-    import dataclasses
-
+    """``count`` nodes over the makes of the demo inventory, each measured: no two are equal."""
     kinds = [entry.profile for entry in lab_inventory.load("demo").entries]
-    profiles = []
-    for i, kind in enumerate(islice(cycle(kinds), count)):
-        cache = (kind.cache_gb or 1000) - (i // 20) % 50 if i % 20 == 0 else kind.cache_gb
-        profiles.append(dataclasses.replace(kind, name=f"n{i}", cache_gb=cache))
-    return profiles
+    chance = random.Random(11)
+    return [_measured(kind, f"n{i}", chance) for i, kind in enumerate(islice(cycle(kinds), count))]
+
+
+def _measured(kind: NodeProfile, name: str, chance: random.Random) -> NodeProfile:
+    """A node of this make whose measurements are a few per cent off, as real ones are."""
+
+    def about(value: float | None) -> float | None:
+        return None if value is None else value * chance.gauss(1, 0.02)
+
+    numa_nodes = tuple(
+        dataclasses.replace(n, memory_bandwidth_gb_s=about(n.memory_bandwidth_gb_s))
+        for n in kind.numa_nodes
+    )
+    nvmes = tuple(
+        dataclasses.replace(
+            drive,
+            random_read_iops=int(about(drive.random_read_iops) or 0) or None,
+            read_latency_us=about(drive.read_latency_us),
+        )
+        for drive in kind.nvmes
+    )
+    cache = int(about(kind.cache_gb) or 0) or None
+    return dataclasses.replace(kind, name=name, numa_nodes=numa_nodes, nvmes=nvmes, cache_gb=cache)
 
 
 def view(profiles: list[NodeProfile]) -> View:
@@ -81,7 +99,7 @@ def run() -> None:
         rows.append(
             [
                 f"{size:,}",
-                f"{len(current.planner.inventory.classes)}",
+                f"{current.planner.inventory.makes}",
                 *(f"{quantile(times, q) * 1e6:,.0f}" for q in (0.5, 0.99)),
                 *(f"{quantile(cold, q) * 1e6:,.0f}" for q in (0.5, 0.99)),
                 f"{quantile(naive, 0.5) * 1e6:,.0f}",
@@ -92,7 +110,7 @@ def run() -> None:
         "One decision, µs (`python -m bench decision`)",
         [
             "nodes",
-            "kinds",
+            "makes",
             "p50",
             "p99",
             "new need p50",

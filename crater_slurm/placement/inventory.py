@@ -1,20 +1,23 @@
 """The cluster as placement sees it: profiles joined with Slurm's nodes, equal nodes decided once.
 
-Nodes with the same hardware form a class, so a rule runs once per class and its answer is a set
-of nodes. Sets are integers, one bit per node in name order: union and difference of 10,000 nodes
-cost about a microsecond.
+Nodes of one make have the same parts in the same places; what was measured of them differs a
+little from node to node. A need splits a make only where its own thresholds do (``measured``), so
+that a rule runs once for a thousand nodes. Sets are integers, one bit per node in name order: union
+and difference of 10,000 nodes cost about a microsecond.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
 from crater_slurm.model.cluster import SlurmCluster
 from crater_slurm.model.profile import Gpu, Method, NodeProfile, Nvme, Provenance
+from crater_slurm.placement.measured import Measured
+from crater_slurm.placement.need import Need
 
 #: Values that only count when measured, where a site does not allow declared ones.
 _MEASURABLE = {
@@ -29,25 +32,24 @@ _MEASURABLE = {
 
 @dataclass(frozen=True, slots=True)
 class NodeClass:
-    """Nodes of equal hardware: one profile that stands for all, and which nodes they are.
+    """Nodes that one need finds alike: a profile that stands for all, and which nodes they are.
 
-    Classes with the same ``machine`` number differ in storage only, those with the same
-    ``storage`` number have equal NVMe and cache, so that each half is checked once.
+    The profile is that of the node that comes nearest to the need.
     """
 
     profile: NodeProfile
     nodes: int
     example: str
-    machine: int = 0
-    storage: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """All nodes that Slurm has, by class; nodes without a profile are ``unknown``."""
+    """All nodes that Slurm has, by make; nodes without a profile are ``unknown``."""
 
     names: tuple[str, ...]
-    classes: tuple[NodeClass, ...]
+    makes: int
+    measured: Measured
+    stands_for: Callable[[int], NodeProfile]
     unknown: int
     partitions: dict[str, int] = field(default_factory=dict)
     usable: int = 0
@@ -58,6 +60,13 @@ class Inventory:
     @property
     def everything(self) -> int:
         return (1 << len(self.names)) - 1
+
+    def classes(self, need: Need) -> list[NodeClass]:
+        """The nodes with a profile, in as few classes as this need can tell apart."""
+        return [
+            NodeClass(self.stands_for(nearest), nodes, self.names[nearest])
+            for nearest, nodes in self.measured.groups(need)
+        ]
 
     def name_set(self, names: Iterable[str]) -> int:
         """Set of the names that exist; others are ignored."""
@@ -87,7 +96,6 @@ def build(
     by_name = {profile.name: profile for profile in profiles}
     ordered = sorted(cluster.nodes, key=attrgetter("name"))
     names = tuple(node.name for node in ordered)
-    classes: dict[Hashable, tuple[int, NodeProfile]] = {}
     partitions: dict[str, int] = {}
     features: dict[frozenset[str], int] = {}
     unknown = usable = 0
@@ -98,16 +106,17 @@ def build(
         features[node.features] = features.get(node.features, 0) | bit
         if node.usable:
             usable |= bit
-        profile = by_name.get(node.name)
-        if profile is None:
+        if node.name not in by_name:
             unknown |= bit
-            continue
-        key = _kind(profile, allow_declared)
-        members, example = classes.get(key, (0, profile))
-        classes[key] = (members | bit, example)
+    found = [by_name.get(name) for name in names]
+    makes: dict[Hashable, int] = {}
+    numbers = [-1 if p is None else makes.setdefault(_make(p), len(makes)) for p in found]
+    counted = [p and trusted(p, allow_declared) for p in found]
     return Inventory(
         names=names,
-        classes=_classes(classes.values(), allow_declared),
+        makes=len(makes),
+        measured=Measured.of(numbers, counted),
+        stands_for=_Stands(counted),
         unknown=unknown,
         partitions=partitions,
         usable=usable,
@@ -117,99 +126,100 @@ def build(
     )
 
 
+class _Stands:
+    """Profiles without what tells one machine from another of its make, made when asked for."""
+
+    def __init__(self, profiles: Sequence[NodeProfile | None]) -> None:
+        self._profiles = profiles
+        self._made: dict[int, NodeProfile] = {}
+
+    def __call__(self, node: int) -> NodeProfile:
+        made = self._made.get(node)
+        if made is None:
+            profile = self._profiles[node]
+            assert profile is not None
+            made = self._made[node] = anonymous(profile)
+        return made
+
+
 _GPU_KIND = attrgetter(
     *(f.name for f in dataclasses.fields(Gpu) if f.name not in {"uuid", "pci_bus_id"})
 )
-#: What tells one drive from another of its kind.
-_NVME_OWN: dict[str, Any] = {
-    "stable_id": None,
-    "firmware": None,
-    "pci_bus_id": None,
-    "uses": (),
-    "wear_percent": None,
-}
-_NVME_KIND = attrgetter(*(f.name for f in dataclasses.fields(Nvme) if f.name not in _NVME_OWN))
+_NUMA_KIND = attrgetter("id", "cpus", "socket", "distances")
 
 
-def _kind(profile: NodeProfile, allow_declared: bool) -> Hashable:
-    """What two equal machines have in common; cheap, because it is made for every node."""
+def _make(profile: NodeProfile) -> Hashable:
+    """What equal machines have in common, of what a need looks at; cheap, made for every node."""
     return (
         profile.cpu,
-        profile.numa_nodes,
+        tuple(map(_NUMA_KIND, profile.numa_nodes)),
         tuple(map(_GPU_KIND, profile.gpus)),
-        tuple(map(_NVME_KIND, profile.nvmes)),
-        profile.memory_mib,
-        profile.cache_gb,
-        None if allow_declared else tuple(_untrusted(profile)),
+        bool(profile.nvmes),
     )
 
 
-def _untrusted(profile: NodeProfile) -> Iterator[str]:
-    """Paths of values that were declared and would have to be measured."""
+def trusted(profile: NodeProfile, allow_declared: bool) -> NodeProfile:
+    """The profile without values that were declared and would have to be measured."""
+    if allow_declared:
+        return profile
+    untrusted = set(_declared(profile))
+    if not untrusted:
+        return profile
+
+    def kept(path: str, value: float | None) -> float | None:
+        return None if path in untrusted else value
+
+    numa_nodes = tuple(
+        dataclasses.replace(
+            node,
+            memory_bandwidth_gb_s=kept(
+                f"numa_nodes[{i}].memory_bandwidth_gb_s", node.memory_bandwidth_gb_s
+            ),
+        )
+        for i, node in enumerate(profile.numa_nodes)
+    )
+
+    def drive_values(i: int, drive: Nvme) -> dict[str, Any]:
+        names = [name for name in _MEASURABLE if hasattr(drive, name)]
+        return {name: kept(f"nvmes[{i}].{name}", getattr(drive, name)) for name in names}
+
+    nvmes = tuple(
+        dataclasses.replace(drive, **drive_values(i, drive))
+        for i, drive in enumerate(profile.nvmes)
+    )
+    return dataclasses.replace(profile, numa_nodes=numa_nodes, nvmes=nvmes)
+
+
+def _declared(profile: NodeProfile) -> Iterator[str]:
     for path, value in profile.values():
         measurable = value is not None and path.rpartition(".")[2] in _MEASURABLE
         if measurable and profile.where_from(path).method is Method.DECLARED:
             yield path
 
 
-def _classes(
-    found: Iterable[tuple[int, NodeProfile]], allow_declared: bool
-) -> tuple[NodeClass, ...]:
-    machines: dict[Hashable, int] = {}
-    storages: dict[Hashable, int] = {}
-    classes = []
-    for members, example in found:
-        profile = anonymous(example, allow_declared=allow_declared)
-        machine = (profile.cpu, profile.numa_nodes, profile.gpus, profile.memory_mib)
-        storage = (profile.nvmes, profile.cache_gb)
-        classes.append(
-            NodeClass(
-                profile,
-                members,
-                example.name,
-                machines.setdefault(machine, len(machines)),
-                storages.setdefault(storage, len(storages)),
-            )
-        )
-    return tuple(classes)
+#: What tells one drive from another of its kind.
+_DRIVE_OWN: dict[str, Any] = {
+    "stable_id": None,
+    "firmware": None,
+    "pci_bus_id": None,
+    "uses": (),
+    "wear_percent": None,
+}
 
 
-def anonymous(profile: NodeProfile, *, allow_declared: bool = True) -> NodeProfile:
+def anonymous(profile: NodeProfile) -> NodeProfile:
     """The profile without what differs between equal machines: name, serial numbers, times."""
-
-    def trusted(path: str, value: float | None) -> float | None:
-        if allow_declared or profile.where_from(path).method is not Method.DECLARED:
-            return value
-        return None
-
-    numa_nodes = tuple(
-        dataclasses.replace(
-            n,
-            memory_bandwidth_gb_s=trusted(
-                f"numa_nodes[{i}].memory_bandwidth_gb_s", n.memory_bandwidth_gb_s
-            ),
-        )
-        for i, n in enumerate(profile.numa_nodes)
-    )
-    nvmes = tuple(_anonymous_nvme(i, n, trusted) for i, n in enumerate(profile.nvmes))
-    gpus = tuple(dataclasses.replace(g, uuid=None, pci_bus_id=None) for g in profile.gpus)
     return NodeProfile(
         name="",
         cpu=profile.cpu,
-        numa_nodes=numa_nodes,
-        gpus=gpus,
-        nvmes=nvmes,
+        numa_nodes=profile.numa_nodes,
+        gpus=tuple(dataclasses.replace(g, uuid=None, pci_bus_id=None) for g in profile.gpus),
+        nvmes=tuple(_anonymous_drive(drive) for drive in profile.nvmes),
         memory_mib=profile.memory_mib,
         cache_gb=profile.cache_gb,
         source=Provenance(Method.DECLARED),
     )
 
 
-def _anonymous_nvme(index: int, nvme: Nvme, trusted: object) -> Nvme:
-    assert callable(trusted)
-    changes = {
-        name: trusted(f"nvmes[{index}].{name}", getattr(nvme, name))
-        for name in _MEASURABLE
-        if hasattr(nvme, name)
-    }
-    return dataclasses.replace(nvme, **_NVME_OWN, **changes)
+def _anonymous_drive(drive: Nvme) -> Nvme:
+    return dataclasses.replace(drive, **_DRIVE_OWN)

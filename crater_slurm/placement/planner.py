@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 from crater_slurm.model.job import Job
@@ -18,13 +18,7 @@ from crater_slurm.placement import advice
 from crater_slurm.placement.inventory import Inventory, NodeClass
 from crater_slurm.placement.need import Need, join
 from crater_slurm.placement.outcome import Outcome, Scope
-from crater_slurm.placement.rules import (
-    Check,
-    Result,
-    combine,
-    evaluate_machine,
-    evaluate_storage,
-)
+from crater_slurm.placement.rules import Check, Result, evaluate
 from crater_slurm.placement.selection import alike, choose_type, kinds
 from crater_slurm.placement.tally import conditions, enough, excluded, nodes_of, union
 
@@ -118,7 +112,7 @@ class Planner:
     def _evaluate(self, need: Need) -> list[tuple[NodeClass, Result]]:
         cached = self._results.get(need)
         if cached is None:
-            cached = _evaluate_all(self.inventory.classes, need)
+            cached = [(c, evaluate(c.profile, need)) for c in self.inventory.classes(need)]
             if len(self._results) >= _CACHE_SIZE:
                 self._results.clear()
             self._results[need] = cached
@@ -275,24 +269,6 @@ def _domain_gpus(passing: list[tuple[NodeClass, Result]]) -> int:
 def _whole_node(passing: list[tuple[NodeClass, Result]]) -> bool:
     """Whether the job uses all NUMA nodes of every machine anyway: nothing to keep together."""
     return all(r.fit is None or r.fit.count == len(c.profile.cpu_domains) for c, r in passing)
-
-
-def _evaluate_all(classes: Iterable[NodeClass], need: Need) -> list[tuple[NodeClass, Result]]:
-    """Every class, its machine and its storage each checked once however many share them."""
-    machines: dict[int, Result] = {}
-    storages: dict[int, tuple[Check, ...]] = {}
-    whole: dict[tuple[int, int], Result] = {}
-    results = []
-    for c in classes:
-        if c.machine not in machines:
-            machines[c.machine] = evaluate_machine(c.profile, need)
-        if c.storage not in storages:
-            storages[c.storage] = evaluate_storage(c.profile, need)
-        pair = (c.machine, c.storage)
-        if pair not in whole:
-            whole[pair] = combine(machines[c.machine], storages[c.storage])
-        results.append((c, whole[pair]))
-    return results
 
 
 def _sentence(check: Check) -> str:

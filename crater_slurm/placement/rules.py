@@ -42,12 +42,7 @@ class Result:
 
 
 def evaluate(profile: NodeProfile, need: Need) -> Result:
-    """Check every need that is stated against one machine."""
-    return combine(evaluate_machine(profile, need), evaluate_storage(profile, need))
-
-
-def evaluate_machine(profile: NodeProfile, need: Need) -> Result:
-    """The part that depends on GPUs, CPUs and memory only, with the NUMA choice."""
+    """Check every need that is stated against one machine, with its NUMA choice."""
     eligible = frozenset(g.index for g in profile.gpus if _qualifies(g, need))
     checks = _run(MACHINE_RULES, profile, need)
     gpu_checks_pass = all(c.ok for c in checks if c.name in _GPU_CHECKS)
@@ -58,20 +53,8 @@ def evaluate_machine(profile: NodeProfile, need: Need) -> Result:
         fit = numa.fit(profile, eligible, need, physical_cores(profile, need))
         measure = 1.0 if fit.ok else 0.5
         checks.append(Check("numa", _numa_need(need), fit.have, fit.ok, fit.reason, measure))
+    checks += _run(STORAGE_RULES, profile, need)
     return Result(tuple(checks), eligible, fit, all(c.ok for c in checks))
-
-
-def evaluate_storage(profile: NodeProfile, need: Need) -> tuple[Check, ...]:
-    """The part that depends on NVMe and cache only."""
-    return tuple(_run(STORAGE_RULES, profile, need))
-
-
-def combine(machine: Result, storage: tuple[Check, ...]) -> Result:
-    """The whole result of a machine with its storage; checks are shared, not copied."""
-    if not storage:
-        return machine
-    checks = machine.checks + storage
-    return Result(checks, machine.eligible, machine.fit, machine.ok and all(c.ok for c in storage))
 
 
 def _run(rules: tuple[Rule, ...], profile: NodeProfile, need: Need) -> list[Check]:

@@ -17,6 +17,7 @@ from crater_slurm.model.cluster import SlurmCluster
 from crater_slurm.model.job import Job
 from crater_slurm.model.profile import NodeProfile
 from crater_slurm.model.request import Request
+from crater_slurm.placement.need import Need
 from crater_slurm.placement.planner import Planner, Scope
 from crater_slurm.scheduler import state as state_module
 from crater_slurm.scheduler.state import State
@@ -114,7 +115,9 @@ def test_slurm_is_asked_only_when_it_is_time(slurm: FakeSlurm, store: FakeStore)
     state.refresh()
     assert slurm.asked == 1
     assert state.view is not None
-    assert len(state.view.planner.inventory.classes) == 2, "the store has its own time"
+    assert len(state.view.planner.inventory.classes(Need(gpus=1, cache_gb=50))) == 2, (
+        "the store has its own time"
+    )
 
 
 def test_the_store_is_read_whole_once_and_then_only_what_changed(
@@ -187,7 +190,7 @@ def test_profiles_that_change_while_slurm_is_away_count_at_once_and_are_not_lost
     with pytest.raises(SlurmError):
         state.refresh()
     assert state.view is not None
-    assert len(state.view.planner.inventory.classes) == 2
+    assert len(state.view.planner.inventory.classes(Need(gpus=1, cache_gb=50))) == 2
 
 
 def test_profiles_read_before_slurm_ever_answered_are_there_when_it_does(
@@ -214,7 +217,7 @@ def test_what_could_not_be_joined_is_joined_the_next_time(
             state.refresh()
     state.refresh()
     assert state.view is not None
-    assert len(state.view.planner.inventory.classes) == 2
+    assert len(state.view.planner.inventory.classes(Need(gpus=1, cache_gb=50))) == 2
 
 
 def test_host_lists_are_put_into_words_once(state: State) -> None:
