@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 MATRIX := 22.05 24.11 26.05
 
 .PHONY: help demo test test-unit test-slurm test-databases test-matrix test-vm lint format bench \
-	wheel setup setup-test clean
+	bench-placement wheel setup setup-test clean
 
 help:            ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -48,6 +48,9 @@ format: setup-test           ## Format the Python code
 
 bench: setup-test            ## Figures side by side; copy them into bench/RESULTS.md
 	$(BIN)/python -m bench
+
+bench-placement: setup-test  ## Published policies and crater's on published traces, 15 minutes
+	$(BIN)/python -m bench placement
 
 wheel: setup-test            ## Build dist/*.whl
 	$(BIN)/python -m build --wheel

@@ -257,6 +257,3 @@ def _print_differences(found: Sequence[Difference], titles: tuple[str, str]) -> 
         for item in found
     ]
     print_table(("VALUE OF", titles[0], "METHOD", titles[1], "METHOD"), rows)
-
-
-_print_table = print_table

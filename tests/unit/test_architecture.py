@@ -38,9 +38,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "node": {"model", "config", "slurm", "probe", "hooks"},
     "sensor": {"model", "config", "slurm", "probe", "store"},
     "lab": {"model", "config", "slurm", "probe", "store", "paths"},
+    "simulate": {"model", "placement"},
     "cli": {
         *("model", "config", "catalogue", "slurm", "probe", "store", "paths"),
-        *("placement", "topology", "scheduler", "node", "lab", "sensor"),
+        *("placement", "topology", "scheduler", "node", "lab", "sensor", "simulate"),
     },
     "hooks": set(),
     "job": set(),
