@@ -6,6 +6,8 @@ needs an upgrade. Nothing here needs an alembic.ini.
 
 from __future__ import annotations
 
+import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 REVISIONS = ("0001", "0002")
 HEAD = REVISIONS[-1]
 _TABLE = "crater_schema"
+_WAL_ATTEMPTS = 200
 #: Any number will do that nobody else locks by.
 _LOCK = 0x63726174
 
@@ -57,9 +60,7 @@ def upgrade(engine: Engine) -> tuple[str | None, str]:
     from alembic import command
 
     if engine.dialect.name == "sqlite":
-        with reading(engine) as connection:
-            # Persistent, and impossible inside a transaction.
-            connection.connection.cursor().execute("PRAGMA journal_mode = WAL")
+        _use_wal(engine)
     with writing(engine) as connection, _one_at_a_time(connection):
         before = _current(connection)
         if before is not None and before not in REVISIONS:
@@ -70,6 +71,32 @@ def upgrade(engine: Engine) -> tuple[str | None, str]:
         if before != HEAD:
             command.upgrade(config(connection), "head")
         return before, HEAD
+
+
+def _use_wal(engine: Engine) -> None:
+    """Switch to write-ahead logging. Persistent, and impossible inside a transaction.
+
+    SQLite keeps its read lock while it waits for the others to go, and a second upgrade that is
+    committing waits for that lock: so it is tried for a moment only, and tried again.
+    """
+    for attempt in range(_WAL_ATTEMPTS):
+        with reading(engine) as connection:
+            cursor = connection.connection.cursor()
+            before = cursor.execute("PRAGMA busy_timeout").fetchone()[0]
+            cursor.execute("PRAGMA busy_timeout = 50")
+            try:
+                cursor.execute("PRAGMA journal_mode = WAL")
+            except sqlite3.OperationalError as error:
+                if attempt == _WAL_ATTEMPTS - 1:
+                    store = f"the store {label(engine.url)}"
+                    raise StoreError(
+                        f"{store} is in use ({error}); upgrade it while no service writes to it"
+                    ) from error
+            else:
+                return
+            finally:
+                cursor.execute(f"PRAGMA busy_timeout = {before}")
+        time.sleep(0.05)
 
 
 def drift(engine: Engine) -> list[str]:
