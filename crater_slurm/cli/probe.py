@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import sys
 from pathlib import Path
 
@@ -37,10 +36,11 @@ def scan(root: Path, name: str | None, as_json: bool) -> None:
 
     What only a measurement can tell (bandwidth, IOPS, latency) is left out.
     """
+    from crater_slurm.probe.profile import node_name
     from crater_slurm.probe.profile import scan as read_profile
     from crater_slurm.store.codec import profile_to_dict
 
-    node = name or socket.gethostname().split(".")[0]
+    node = name or node_name()
     found = read_profile(node, root)
     document = profile_to_dict(found.profile)
     for note in found.notes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from crater_slurm.errors import CraterError
 from crater_slurm.model.profile import NodeProfile
 from crater_slurm.probe.bench.merge import check_same_machine, merged
 from crater_slurm.probe.bench.result import Measurement
-from crater_slurm.probe.profile import scan
+from crater_slurm.probe.profile import node_name, scan
 from crater_slurm.store import profile_file
 
 
@@ -32,7 +31,7 @@ class ProfileFile:
         Raises CraterError when it can't be written later, or is of another machine: before the
         measurement, not after it.
         """
-        machine = scan(socket.gethostname().split(".")[0], Path("/")).profile
+        machine = scan(node_name(), Path("/")).profile
         if not write:
             return cls(path, machine, machine, write=False)
         stored = profile_file.read(path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -94,9 +93,9 @@ def _terminal() -> tuple[int, bool]:
 
 
 def _this_machine() -> NodeProfile:
-    from crater_slurm.probe.profile import scan
+    from crater_slurm.probe.profile import node_name, scan
 
-    return scan(socket.gethostname().split(".")[0], Path("/")).profile
+    return scan(node_name(), Path("/")).profile
 
 
 def _from_store(name: str) -> NodeProfile:

@@ -7,7 +7,9 @@ the kernel does not tell (bandwidth, IOPS, latency) stays unknown: it is measure
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
+import socket
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,6 +30,11 @@ class Scan:
     profile: NodeProfile
     limits: Limits
     notes: tuple[str, ...] = ()
+
+
+def node_name() -> str:
+    """This node's name in Slurm: slurmd's own word where it is given, else the short host name."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname().split(".")[0]
 
 
 def scan(name: str, root: Path) -> Scan:

@@ -102,8 +102,12 @@ class State:
 
     def refresh(self) -> None:
         """Read what is due; build a new View when anything changed. Raises CraterError."""
+        changed = self._profiles_changed()
+        if not (changed or self._stale or self._slurm_due()):
+            return  # which is nearly always: a collection each second would be for nothing
         with self._uncollected():
-            self._stale |= self._read_profiles()
+            if changed:
+                self._read_profiles()
             try:
                 self._read_cluster()
             finally:  # new profiles count even while slurmctld is away
@@ -129,10 +133,10 @@ class State:
             gc.enable()
 
     def _read_cluster(self) -> None:
-        now = time.monotonic()
         known = self._cluster
-        if known is not None and now < self._next_slurm:
+        if not self._slurm_due():
             return
+        now = time.monotonic()
         cluster = self._client.cluster()
         self._next_slurm = now + self._refresh_seconds
         self._cluster = cluster
@@ -148,16 +152,19 @@ class State:
         self.view = View(cluster, Planner(built), len(self._profiles))
         self._stale = False
 
-    def _read_profiles(self) -> bool:
-        store = self._open_store()
-        if self._version is not None and store.version() == self._version:
-            return False
-        snapshot = store.snapshot(self._version)
+    def _slurm_due(self) -> bool:
+        return self._cluster is None or time.monotonic() >= self._next_slurm
+
+    def _profiles_changed(self) -> bool:
+        return self._version is None or self._open_store().version() != self._version
+
+    def _read_profiles(self) -> None:
+        snapshot = self._open_store().snapshot(self._version)
         fresh = {profile.name: profile for profile in snapshot.profiles}
         names = set(snapshot.names)
         self._profiles = {n: p for n, p in (self._profiles | fresh).items() if n in names}
         self._version = snapshot.version
-        return True
+        self._stale = True
 
 
 def _placed(cluster: SlurmCluster) -> tuple[object, ...]:

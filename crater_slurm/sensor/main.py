@@ -12,8 +12,9 @@ from prometheus_client import CollectorRegistry, start_http_server
 
 from crater_slurm import systemd
 from crater_slurm.config.settings import Settings
+from crater_slurm.probe.profile import node_name
 from crater_slurm.sensor.metrics import NodeCollector
-from crater_slurm.sensor.sensor import Sensor, node_name
+from crater_slurm.sensor.sensor import Sensor
 
 _log = logging.getLogger("crater.probe")
 #: Behind the node's jobs.

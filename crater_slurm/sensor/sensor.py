@@ -7,11 +7,8 @@ sent is superseded by the next.
 from __future__ import annotations
 
 import hashlib
-import http.client
 import json
 import logging
-import os
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -35,11 +32,6 @@ _log = logging.getLogger("crater.probe")
 _PATH = "/node/v1/reports"
 
 
-def node_name() -> str:
-    """This node's name in Slurm: slurmd's own word where it is given, else the short host name."""
-    return os.environ.get("SLURMD_NODENAME") or socket.gethostname().split(".")[0]
-
-
 class Sensor:
     """The loop's state. ``turn`` does what is due; nothing in it raises for what the node does."""
 
@@ -55,8 +47,6 @@ class Sensor:
         self._settings = settings
         self._name = name
         self._read = read
-        self._deliver = deliver
-        self._credential = credential
         self._url = settings.scheduler.url.rstrip("/") + _PATH
         self._cache_drive = _cache_drive(settings.node.cache.mount_point)
         latency = LatencyProbe(settings.node.cache.mount_point) if self._cache_drive else None
@@ -155,16 +145,9 @@ class Sensor:
     def _publish(self) -> None:
         if self.picture is None:
             return
-        body = json.dumps(
+        problem = self._spool.now(
             {"node": self._name, "health": health_to_dict(self.picture.health)}
-        ).encode()
-        try:
-            status = self._deliver(
-                self._url, body, self._credential(hashlib.sha256(body).hexdigest())
-            )
-            problem = "" if 200 <= status < 300 else f"HTTP status {status}"
-        except (OSError, http.client.HTTPException, CraterError) as error:
-            problem = str(error)
+        )
         if problem and not self._away:
             _log.warning("health can't be reported to %s: %s", self._url, problem)
         self._away = bool(problem)

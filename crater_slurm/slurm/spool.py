@@ -32,6 +32,9 @@ _MOST_WAITING = 10_000
 #: Answers after which the same report would fail again: it is dropped, with a log line.
 _FINAL = {400, 409, 410, 413, 415, 422}
 
+#: What goes wrong on the way to a scheduler that is away.
+_FAILURES = (OSError, http.client.HTTPException, SlurmError)
+
 
 def post(url: str, body: bytes, credential: str) -> int:
     """HTTP status of a POST, without proxy or redirect. Raises OSError or HTTPException."""
@@ -84,6 +87,17 @@ class Spool:
         """Queue a report, which must be JSON data. Never raises."""
         self._incoming.put(dict(report))
 
+    def now(self, report: Mapping[str, Any]) -> str:
+        """Deliver a report at once, past the spool; why it could not be, or ``""``."""
+        try:
+            status = self._post(json.dumps(report).encode())
+        except _FAILURES as error:
+            return str(error)
+        return "" if 200 <= status < 300 else f"HTTP status {status}"
+
+    def _post(self, body: bytes) -> int:
+        return self._deliver(self._url, body, self._credential(hashlib.sha256(body).hexdigest()))
+
     def _run(self) -> None:
         wait = _FIRST_WAIT_SECONDS
         timeout: float | None = 0.0
@@ -126,10 +140,8 @@ class Spool:
                 return True
             try:
                 body = path.read_bytes()
-                status = self._deliver(
-                    self._url, body, self._credential(hashlib.sha256(body).hexdigest())
-                )
-            except (OSError, http.client.HTTPException, SlurmError) as error:
+                status = self._post(body)
+            except _FAILURES as error:
                 self._complain(str(error))
                 return False
             if status in _FINAL:
