@@ -12,6 +12,7 @@ import click
 from crater_slurm.cli.context import loaded
 from crater_slurm.cli.output import print_json, print_table
 from crater_slurm.cli.profiles import open_store, stored
+from crater_slurm.model.units import split_unit
 
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
@@ -79,26 +80,6 @@ def _words(part: dict[str, Any], without: tuple[str, ...]) -> str:
     for name, value in part.items():
         if name not in without:
             text = " ".join(map(str, value)) if isinstance(value, list) else f"{value:g}"
-            label, unit = _label(name)
-            words.append(f"{label} {text} {unit}".rstrip())
+            label, unit = split_unit(name)
+            words.append(f"{label.replace('_', ' ')} {text} {unit}".rstrip())
     return ", ".join(words) or "unknown"
-
-
-_UNITS = {
-    "_gb_s": "GB/s",
-    "_mb_s": "MB/s",
-    "_mib": "MiB",
-    "_percent": "%",
-    "_iops": "IOPS",
-    "_us": "µs",
-    "_ms": "ms",
-    "_c": "°C",
-    "_w": "W",
-}
-
-
-def _label(name: str) -> tuple[str, str]:
-    for end, unit in _UNITS.items():
-        if name.endswith(end):
-            return name.removesuffix(end).replace("_", " "), unit
-    return name.replace("_", " "), ""

@@ -42,15 +42,23 @@ _SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 _NUMBER = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([A-Za-zµ/]*)\s*")
 _CLOCK = re.compile(r"(?:([0-9]{1,6})-)?([0-9]{1,9}(?::[0-9]{1,2}){1,2})")
 
-#: Unit of a profile or request field, told by the end of its name.
+#: Unit of a profile, health or request field, told by the end of its name.
 SUFFIXES: tuple[tuple[str, str], ...] = (
     ("_gb_s", "GB/s"),
     ("_mb_s", "MB/s"),
+    ("_gt_s", "GT/s"),
+    ("_mt_s", "MT/s"),
+    ("_kib", "KiB"),
     ("_mib", "MiB"),
     ("_gib", "GiB"),
     ("_gb", "GB"),
+    ("_ns", "ns"),
     ("_us", "µs"),
+    ("_ms", "ms"),
     ("_seconds", "s"),
+    ("_percent", "%"),
+    ("_c", "°C"),
+    ("_w", "W"),
     ("_iops", "IOPS"),
     ("_ratio", "1"),
     ("_count", "1"),
@@ -59,10 +67,15 @@ SUFFIXES: tuple[tuple[str, str], ...] = (
 
 def unit_of(field: str) -> str:
     """Unit that a field's name carries (``memory_mib`` -> ``MiB``); empty when it has none."""
+    return split_unit(field)[1]
+
+
+def split_unit(field: str) -> tuple[str, str]:
+    """A field's name without its unit, and the unit: ``memory_mib`` is ``memory`` in ``MiB``."""
     for suffix, unit in SUFFIXES:
         if field.endswith(suffix) or field == suffix[1:]:
-            return unit
-    return ""
+            return field.removesuffix(suffix), unit
+    return field, ""
 
 
 def _split(text: str, what: str, example: str) -> tuple[Fraction, str]:

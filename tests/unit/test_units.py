@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crater_slurm.model import units
+from crater_slurm.model import health, profile, units
 
 
 @pytest.mark.parametrize(
@@ -121,6 +123,31 @@ def test_what_is_no_time_is_refused(text: str) -> None:
 )
 def test_the_unit_is_in_the_name(field: str, unit: str) -> None:
     assert units.unit_of(field) == unit
+
+
+#: Plain numbers: names of things, and how many of them there are.
+NUMBERS = {
+    *("index", "id", "peer", "socket", "numa_node", "width", "load", "time"),
+    *("sockets", "cores_per_socket", "threads_per_core"),
+    *("ecc_uncorrected", "ecc_corrected", "critical_warning"),
+}
+
+
+def test_every_number_of_a_profile_and_of_health_has_its_unit_in_its_name() -> None:
+    kinds = [
+        kind
+        for module in (profile, health)
+        for kind in vars(module).values()
+        if dataclasses.is_dataclass(kind)
+    ]
+    numbers = {
+        field.name
+        for kind in kinds
+        for field in dataclasses.fields(kind)
+        if str(field.type).split(" ")[0] in ("int", "float")
+    }
+    assert len(numbers) > 40
+    assert {name for name in numbers - NUMBERS if not units.unit_of(name)} == set()
 
 
 @pytest.mark.parametrize(
