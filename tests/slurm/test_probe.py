@@ -100,7 +100,8 @@ def test_metrics_are_shown_on_the_node(site: Site) -> None:
         "print(r.urlopen('http://127.0.0.1:9193/metrics').read().decode())"
     )
     site.until(lambda: f'crater_node_load{{node="{NODE}"}}' in site.python(code))
-    assert "crater_cpu_utilization_percent" in site.python(code)
+    # A rate needs two samples.
+    site.until(lambda: "crater_cpu_utilization_percent" in site.python(code))
 
 
 def test_a_changed_profile_waits_for_the_scheduler(site: Site) -> None:
