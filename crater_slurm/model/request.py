@@ -8,6 +8,7 @@ Slurm's gres are; they are minimum needs.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -21,13 +22,29 @@ class Request:
 
     task: str | None = None
     model: str | None = None
+    model_params: int | None = None
     method: str | None = None
+    framework: str | None = None
     precision: str | None = None
     quantization: str | None = None
+    optimizer: str | None = None
+    lora_rank: int | None = None
+    micro_batch: int | None = None
+    sequence_length: int | None = None
+    activation_checkpointing: bool | None = None
+    sharding: str | None = None
+    tensor_parallel: int | None = None
+    pipeline_parallel: int | None = None
     gpus: int | None = None
     gpu_memory_mib: int | None = None
     gpu_type: str | None = None
+    tensor_cores: bool | None = None
+    mig: str | None = None
+    gpu_sharing: bool | None = None
+    driver: str | None = None
+    cuda: str | None = None
     cpus: int | None = None
+    physical_cores: bool | None = None
     avx: str | None = None
     memory_bandwidth_gb_s: float | None = None
     ssd_iops: int | None = None
@@ -37,6 +54,7 @@ class Request:
     checkpoint: str | None = None
     numa: str | None = None
     max_wait_seconds: int | None = None
+    min_gpu_utilization_percent: int | None = None
     preemptible: bool | None = None
     mode: str | None = None
 
@@ -91,6 +109,8 @@ class Requirement:
             return f"{self.key}={'yes' if value else 'no'}"
         if self.kind == "mib":
             return f"{self.key}={_mib(value)}"
+        if self.kind == "parameters":
+            return f"{self.key}={value / 1e9:.12g}B"
         text = f"{value:.12g}" if isinstance(value, float) else str(value)
         unit = {"GB": "GB", "GB/s": "GB/s", "µs": "us", "s": "s"}.get(self.unit, "")
         return f"{self.key}={text}{unit}"
@@ -111,9 +131,7 @@ class Requirement:
         if self.choices:
             return {"enum": list(self.choices), "description": self.meaning}
         schema: dict[str, Any] = {"description": self.meaning, "examples": [self.example]}
-        schema["type"] = {"boolean": "boolean", "integer": "integer", "count": "integer"}.get(
-            self.kind, "string" if self.kind in {"word", "destination"} else "number"
-        )
+        schema["type"] = _JSON_TYPES.get(self.kind, "number")
         if self.unit:
             schema["x-unit"] = self.unit
         if self.minimum is not None:
@@ -153,6 +171,20 @@ def _word(text: str) -> str:
     return text
 
 
+def _version(text: str) -> str:
+    if not re.fullmatch(r"[0-9]{1,4}(\.[0-9]{1,4}){0,3}", text):
+        raise ValueError("must be a version: numbers with dots, such as 12.2")
+    return text
+
+
+def _mig(text: str) -> str:
+    """A MIG profile as NVIDIA names it: compute slices and memory."""
+    word = text.lower().removeprefix("mig-").removeprefix("mig_")
+    if not re.fullmatch(r"[1-9]g\.[0-9]{1,3}gb(\+me)?", word):
+        raise ValueError("must be a MIG profile, such as 1g.5gb or 3g.40gb")
+    return word
+
+
 def _destination(text: str) -> str:
     """``on``, ``off``, an absolute path or an ``s3://`` URL: where checkpoints go."""
     word = text.lower()
@@ -180,8 +212,19 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "gb": units.parse_gb,
     "bandwidth": units.parse_bandwidth_gb_s,
     "count": units.parse_count,
+    "parameters": units.parse_parameters,
+    "version": _version,
+    "mig": _mig,
     "latency": units.parse_latency_us,
     "seconds": units.parse_seconds,
+}
+
+_JSON_TYPES = {
+    "boolean": "boolean",
+    "integer": "integer",
+    "count": "integer",
+    "parameters": "integer",
+    **dict.fromkeys(("word", "destination", "version", "mig"), "string"),
 }
 
 TASKS = (
@@ -211,12 +254,28 @@ REQUIREMENTS: tuple[Requirement, ...] = (
         meaning="Name of the model that is trained or served.",
     ),
     Requirement(
+        key="model-params",
+        attribute="model_params",
+        kind="parameters",
+        example="8.03B",
+        minimum=1,
+        maximum=100000000000000,
+        meaning="Parameters of the model, where its name is not a known one.",
+    ),
+    Requirement(
         key="method",
         attribute="method",
         kind="word",
         example="lora",
         choices=("full", "lora", "qlora", "rlhf", "dpo", "pretrain", "inference"),
         meaning="How the model is trained.",
+    ),
+    Requirement(
+        key="framework",
+        attribute="framework",
+        kind="word",
+        example="torchtune",
+        meaning="What trains or serves the model; its recipe decides much of the memory.",
     ),
     Requirement(
         key="precision",
@@ -233,6 +292,74 @@ REQUIREMENTS: tuple[Requirement, ...] = (
         example="none",
         choices=("none", "int8", "int4", "nf4", "gptq", "awq"),
         meaning="Weight-only quantisation of the model.",
+    ),
+    Requirement(
+        key="optimizer",
+        attribute="optimizer",
+        kind="word",
+        example="adamw",
+        choices=("adamw", "adamw_8bit", "paged_adamw_8bit", "adafactor", "sgd", "lion"),
+        meaning="Optimiser, whose state takes memory.",
+    ),
+    Requirement(
+        key="lora-rank",
+        attribute="lora_rank",
+        kind="integer",
+        example="16",
+        minimum=1,
+        maximum=65536,
+        meaning="Rank of the LoRA adapters.",
+    ),
+    Requirement(
+        key="micro-batch",
+        attribute="micro_batch",
+        kind="integer",
+        example="2",
+        minimum=1,
+        maximum=1048576,
+        meaning="Samples that each GPU works on at once.",
+    ),
+    Requirement(
+        key="sequence-length",
+        attribute="sequence_length",
+        kind="integer",
+        example="2048",
+        minimum=1,
+        maximum=16777216,
+        meaning="Longest sample, in tokens.",
+    ),
+    Requirement(
+        key="activation-checkpointing",
+        attribute="activation_checkpointing",
+        kind="boolean",
+        example="yes",
+        meaning="Whether activations are computed again instead of kept.",
+    ),
+    Requirement(
+        key="sharding",
+        attribute="sharding",
+        kind="word",
+        example="zero2",
+        choices=("none", "ddp", "fsdp", "zero1", "zero2", "zero3"),
+        meaning="How parameters and states are shared out among the GPUs.",
+    ),
+    Requirement(
+        key="tensor-parallel",
+        attribute="tensor_parallel",
+        kind="integer",
+        example="2",
+        minimum=1,
+        maximum=1024,
+        meaning="GPUs that share each layer.",
+    ),
+    Requirement(
+        key="pipeline-parallel",
+        attribute="pipeline_parallel",
+        kind="integer",
+        example="2",
+        minimum=1,
+        maximum=1024,
+        meaning="GPUs that share the layers out among them.",
     ),
     Requirement(
         key="gpus",
@@ -261,6 +388,41 @@ REQUIREMENTS: tuple[Requirement, ...] = (
         meaning="GPU model, or the beginning of one: a100 matches a100-pcie-40gb.",
     ),
     Requirement(
+        key="tensor-cores",
+        attribute="tensor_cores",
+        kind="boolean",
+        example="yes",
+        meaning="Whether the GPU must have tensor cores.",
+    ),
+    Requirement(
+        key="mig",
+        attribute="mig",
+        kind="mig",
+        example="1g.5gb",
+        meaning="MIG profile that each GPU of the job is an instance of.",
+    ),
+    Requirement(
+        key="gpu-sharing",
+        attribute="gpu_sharing",
+        kind="boolean",
+        example="yes",
+        meaning="Whether the job may share a GPU with others, where the site allows it.",
+    ),
+    Requirement(
+        key="driver",
+        attribute="driver",
+        kind="version",
+        example="535.104",
+        meaning="Oldest GPU driver that the job can live with.",
+    ),
+    Requirement(
+        key="cuda",
+        attribute="cuda",
+        kind="version",
+        example="12.2",
+        meaning="Oldest CUDA version that the driver must support.",
+    ),
+    Requirement(
         key="cpus",
         attribute="cpus",
         kind="integer",
@@ -268,6 +430,13 @@ REQUIREMENTS: tuple[Requirement, ...] = (
         minimum=1,
         maximum=8192,
         meaning="CPU cores on each node of the job.",
+    ),
+    Requirement(
+        key="physical-cores",
+        attribute="physical_cores",
+        kind="boolean",
+        example="yes",
+        meaning="Whether each CPU is a core of its own, with one thread used.",
     ),
     Requirement(
         key="avx",
@@ -350,6 +519,16 @@ REQUIREMENTS: tuple[Requirement, ...] = (
         minimum=1,
         maximum=366 * 86400,
         meaning="Longest time the job should wait in the queue.",
+    ),
+    Requirement(
+        key="min-gpu-utilization",
+        attribute="min_gpu_utilization_percent",
+        kind="integer",
+        unit="%",
+        example="65",
+        minimum=1,
+        maximum=100,
+        meaning="GPU utilisation below which the job is reported while it runs.",
     ),
     Requirement(
         key="preemptible",

@@ -30,6 +30,8 @@ _BYTES = {
     "p": 2**50,
 }
 _COUNT = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
+#: Model sizes are written in B where counts elsewhere are in G.
+_PARAMETERS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 _TIME_US = {
     "ns": Fraction(1, 1000),
     "us": Fraction(1),
@@ -133,6 +135,15 @@ def parse_count(text: str) -> int:
     if value.denominator != 1:
         raise ValueError(f"{text!r} is not a whole number")
     return int(value)
+
+
+def parse_parameters(text: str) -> int:
+    """Parameters of a model: ``8.03B``, ``350M``, or a plain number."""
+    number, unit = _split(text, "a model's size", "8.03B")
+    factor = _PARAMETERS.get(unit.lower())
+    if factor is None:
+        raise ValueError(f"unknown unit {unit!r}; model sizes take K, M, B or T (10^3 to 10^12)")
+    return round(number * factor)
 
 
 def parse_latency_us(text: str) -> float:

@@ -85,6 +85,9 @@ def test_the_bounds_themselves_are_valid_and_one_step_beyond_is_not(
         ("max-wait", 1800, "max-wait=1800s"),
         ("cache", 200, "cache=200GB"),
         ("numa", "strict", "numa=strict"),
+        ("model-params", 8_030_261_248, "model-params=8.030261248B"),
+        ("cuda", "12.2", "cuda=12.2"),
+        ("mig", "1g.5gb", "mig=1g.5gb"),
     ],
 )
 def test_a_value_is_shown_as_its_user_would_write_it(key: str, value: object, text: str) -> None:
