@@ -20,7 +20,7 @@ from crater_slurm.catalogue.llms import describe
 from crater_slurm.placement.prediction import Prediction, predict
 from crater_slurm.placement.prediction.recipes import GENERIC, Recipe, recipe_for
 
-_COARSE = (lambda _: [0.55, 0.9, 1.3, 1.7, 2.1], lambda _: [1.0, 1.2, 1.5, 1.8, 2.1, 2.5, 3.0])
+_COARSE = (lambda _: [0.55, 0.9, 1.3, 1.7, 2.1], lambda _: [1.0, 1.2, 1.5, 1.8, 2.1, 2.5, 3.0, 3.5])
 _FINE = (lambda o: [max(0.55, o + d) for d in (-0.2, -0.1, 0, 0.1, 0.2)],
          lambda f: [max(1.0, f + d) for d in (-0.15, -0.1, -0.05, 0, 0.05, 0.1, 0.15)])  # fmt: skip
 _STATIC = [0.04, 0.06, 0.08, 0.1, 0.13, 0.17]
@@ -29,7 +29,11 @@ _DYNAMIC = [0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.65, 0.8, 1.0]
 _HELD = 0.2
 #: With fewer rows than this an interval can't be told from them, and is at least so wide.
 _ENOUGH, _FLOOR_OF_FEW, _FLOOR = 20, (0.12, 0.35), (0.08, 0.2)
-#: A framework that nobody measured may do what no recipe does.
+#: A recipe whose facts are known and of which no row is.
+_UNMEASURED, _FEWEST = (0.15, 0.65), 3
+#: Rows in which what moves is a smaller share of the peak say nothing of its interval.
+_EXERCISED = 0.15
+#: A framework that nobody knows may do what no recipe does.
 _FLOOR_OF_UNKNOWN = (0.2, 1.2)
 
 
@@ -78,13 +82,14 @@ def fitted(rows: Sequence[Row], recipe: Recipe, prior: Recipe | None = None) -> 
         best = min(grid, key=loss)
     static, moving = _widths(rows, best)
     floor = _FLOOR if len(rows) >= _ENOUGH else _FLOOR_OF_FEW
-    return replace(
-        best, spread_static=max(static, floor[0]), spread_dynamic=max(moving, floor[1])
-    )
+    shares = [_shape(row, best)[3] ** 0.5 / row.actual for row in rows]
+    if len(rows) < _ENOUGH and statistics.median(shares) < _EXERCISED:
+        floor = (floor[0], _UNMEASURED[1])
+    return replace(best, spread_static=max(static, floor[0]), spread_dynamic=max(moving, floor[1]))
 
 
 def _widths(rows: Sequence[Row], recipe: Recipe, over: float = 1.0) -> tuple[float, float]:
-    """The narrowest pair that holds 98 % of the rows, and a quarter more for what is not seen."""
+    """The narrowest pair that holds 98 % of the rows, and more for what few rows can't show."""
     allowed = int(0.02 * len(rows))
     shapes = [_shape(row, recipe) for row in rows]
 
@@ -98,7 +103,8 @@ def _widths(rows: Sequence[Row], recipe: Recipe, over: float = 1.0) -> tuple[flo
         return max(0, missed - allowed), statistics.mean(bounds)
 
     static, moving = min(itertools.product(_STATIC, _DYNAMIC), key=cost)
-    return round(1.25 * static, 3), round(1.25 * moving, 3)
+    margin = 1 + 1 / math.sqrt(len(rows))
+    return round(margin * static, 3), round(margin * moving, 3)
 
 
 def _shape(row: Row, recipe: Recipe) -> tuple[float, float, float, float]:
@@ -107,8 +113,9 @@ def _shape(row: Row, recipe: Recipe) -> tuple[float, float, float, float]:
 
     def square(static: float, moving: float) -> tuple[float, float]:
         trial = replace(recipe, spread_static=static, spread_dynamic=moving)
-        p = predicted(row, trial).prediction
-        return p.expected, (p.expected - p.lower) ** 2
+        expected = predicted(row, trial).prediction.expected
+        free = predicted(replace(row, card_bytes=None), trial).prediction
+        return expected, (free.upper - free.expected) ** 2
 
     expected, none = square(0.0, 0.0)
     static, moving = square(0.01, 0.0)[1], square(0.0, 0.01)[1]
@@ -129,7 +136,7 @@ def fit_all(rows: Sequence[Row]) -> list[Recipe]:
     for group in by_recipe(rows).values():
         own = recipe_for(group[0].workload.framework)
         if own.name != "generic":
-            found.append(fitted(group, own, general))
+            found.append(_grounded(group, own, general))
     return found
 
 
@@ -161,7 +168,7 @@ def leave_one_model_out(rows: Sequence[Row]) -> list[Result]:
             rest = [row for row in rows if _model(row) != model]
             general = generic[model] = generic.get(model) or fit_generic(rest)
             same = [row for row in group if _model(row) != model]
-            recipe = fitted(same, own, general) if same else _ungrounded(own, general)
+            recipe = _grounded(same, own, general)
             found += [predicted(row, recipe) for row in group if _model(row) == model]
     return found
 
@@ -178,10 +185,18 @@ def leave_one_framework_out(rows: Sequence[Row]) -> list[Result]:
     return found
 
 
-def _ungrounded(own: Recipe, general: Recipe) -> Recipe:
-    """A recipe whose facts are known and of which no row is: the figures are generic."""
-    return replace(own, overhead_gb=general.overhead_gb, fragmentation=general.fragmentation,
-                   spread_static=general.spread_static, spread_dynamic=general.spread_dynamic)  # fmt: skip
+def _grounded(rows: Sequence[Row], own: Recipe, general: Recipe) -> Recipe:
+    """``own`` fitted; with too few rows to fit anything its facts stay and the figures are those
+    of an unknown framework, with an interval between."""
+    if len(rows) >= _FEWEST:
+        return fitted(rows, own, general)
+    return replace(
+        own,
+        overhead_gb=general.overhead_gb,
+        fragmentation=general.fragmentation,
+        spread_static=_UNMEASURED[0],
+        spread_dynamic=_UNMEASURED[1],
+    )
 
 
 def _model(row: Row) -> str:

@@ -144,10 +144,12 @@ def _workload(cells: dict[str, str], text: str) -> Workload:
         else None,
         packed=True if re.search(r"(?<!un)packed", text) else None,
         varying_lengths=True if re.search(r"tokens? mean|\bsd \d|unpacked|dynamic padding", text) else None,
-        compiled=True if re.search(r"\bcompiled?\b", text) else None,
+        mean_length=_number(_said(text, r"tokens? mean (\d+)") or "", 1),
+        length_deviation=_number(_said(text, r"\bsd (\d+)") or "", 1),
         lora_targets=_targets(text),
         train_embeddings=embeddings,
-        optimizer_in_backward=bool(re.search(r"(optim\w*|step|opt)[ -]in[ -](the )?b(ackward|wd)", text)),
+        optimizer_in_backward=re.search(r"(opt\w*|step)[ -]in[ -](the )?b(ackward|wd)", text)
+        is not None,
         offload=_offload(cells, text),
     )  # fmt: skip
 

@@ -37,7 +37,9 @@ _SUFFIXES = re.compile(
     r"|v[0-9]+(?:\.[0-9]+)?|pt|ms|[0-9]{4}|deduped|uncased|cased|text|preview)$"
 )
 #: A size in a name, with what begins or ends it: 13b, 1_8b, 560m, 8x7b.
-_SIZE = re.compile(r"(?<![a-z0-9.])(?:([0-9]{1,3})x)?([0-9]{1,4}(?:\.[0-9]{1,3})?)(b|m)(?![a-z0-9])")
+_SIZE = re.compile(
+    r"(?<![a-z0-9.])(?:([0-9]{1,3})x)?([0-9]{1,4}(?:\.[0-9]{1,3})?)(b|m)(?![a-z0-9])"
+)
 
 
 def slug(name: str) -> str:
@@ -52,7 +54,9 @@ def slug(name: str) -> str:
 def models() -> Mapping[str, Architecture]:
     """All models by id, in the order of the table."""
     text = resources.files(__package__).joinpath("llms.csv").read_text(encoding="utf-8")
-    return MappingProxyType({r["model"]: _architecture(r) for r in csv.DictReader(text.split("\n"))})
+    return MappingProxyType(
+        {r["model"]: _architecture(r) for r in csv.DictReader(text.split("\n"))}
+    )
 
 
 @cache

@@ -78,10 +78,11 @@ class Workload:
 
     What no directive says is there for records of runs: ``attention`` (``flash`` or ``eager``),
     ``fused_loss`` (the logits are never whole), ``packed`` (all samples have full length),
-    ``lora_targets`` (``qv``, ``qkv``, ``attention`` or ``all``), ``train_embeddings`` (beside adapters),
-    ``optimizer_in_backward`` (no gradient outlives its layer), ``offload`` (``optimizer``,
-    ``parameters`` or ``activations``, to the host), ``compiled``, ``varying_lengths`` (samples
-    are not padded to one length).
+    ``varying_lengths`` (samples are not padded to one length), ``mean_length`` and
+    ``length_deviation`` of the samples before they are cut (tokens), ``lora_targets`` (``qv``, ``qkv``,
+    ``attention`` or ``all``), ``train_embeddings`` (beside adapters), ``optimizer_in_backward``
+    (no gradient outlives its layer), ``offload`` (``optimizer``, ``parameters`` or
+    ``activations``, to the host).
     """
 
     model: str | None = None
@@ -105,7 +106,8 @@ class Workload:
     fused_loss: bool | None = None
     packed: bool | None = None
     varying_lengths: bool | None = None
-    compiled: bool | None = None
+    mean_length: float | None = None
+    length_deviation: float | None = None
     lora_targets: str | None = None
     train_embeddings: bool = False
     optimizer_in_backward: bool = False

@@ -89,7 +89,8 @@ def _kept(s: Settings) -> list[Term]:
     total = a.layers * per * tokens
     why = f"{a.layers} layers x {per / 1e3:.0f} kB x {tokens} tokens"
     if "activations" in s.offload:
-        return [Term("kept activations", total / max(1, a.layers) * 2, "of two layers, the rest is on the host")]  # fmt: skip
+        two = total / max(1, a.layers) * 2
+        return [Term("kept activations", two, "of two layers, the rest is on the host")]
     terms = [Term("kept activations", total, why + ", nothing is computed again")]
     if s.eager:
         scores = a.layers * _SCORE_KEPT / 2 * s.compute_bytes * _scores(s)
@@ -119,7 +120,9 @@ def _logits(s: Settings) -> Term:
     assert per is not None
     why = "with its copies, soft-max and gradient"
     if s.fused_loss:
-        per = min(per, recipe.whole_logit_bytes + _CHUNK * per if recipe.whole_logit_bytes else 0.25)
+        per = min(
+            per, recipe.whole_logit_bytes + _CHUNK * per if recipe.whole_logit_bytes else 0.25
+        )
         why = "in 16 bit, its loss in chunks" if recipe.whole_logit_bytes else "fused, never whole"
     if s.compute_bytes == 4:
         per = max(per, 0.75 * 2 * per)

@@ -122,6 +122,12 @@ def _nearness(seen: Workload, asked: Workload) -> float:
     apart = abs(math.log2(tokens(seen) / tokens(asked))) + abs(math.log2(seen.gpus / asked.gpus))
     changed = sum(
         getattr(seen, name) != getattr(asked, name)
-        for name in ("activation_checkpointing", "optimizer", "precision", "quantization", "sharding")
+        for name in (
+            "activation_checkpointing",
+            "optimizer",
+            "precision",
+            "quantization",
+            "sharding",
+        )
     )
     return 1 / (1 + 0.5 * apart + 2 * changed)

@@ -22,6 +22,8 @@ from crater_slurm.placement.prediction.states import Term, trained, weights
 
 #: Context, kernels and libraries of a process, as nvidia-smi counts them (CUDA 11 and 12).
 CONTEXT_BYTES = 0.55e9
+#: Half width of what no part's share covers: contexts differ by driver, card and libraries.
+_DOUBT_BYTES = 0.5e9
 #: Relative half width that a guessed shape adds to the static part.
 _GUESSED_SHAPE = {"catalogue": 0.0, "stated": 0.05, "name": 0.10}
 #: The same of a precision that nobody said and no recipe tells: it may be fp32, twice as much.
@@ -100,6 +102,9 @@ def _known(workload: Workload, architecture: Architecture | Known | None) -> Kno
 
 def _formula(s: Settings, meter: str, card_bytes: float | None) -> Prediction:
     lasting, step_bytes = trained(s)
+    if s.optimizer.startswith("paged") and meter in {"reserved", "allocated"}:
+        # managed memory, which torch's allocator does not see
+        lasting = [term for term in lasting if term.name != "optimiser state"]
     static = [*weights(s), *lasting, *_buffers(s, lasting)]
     own = CONTEXT_BYTES if meter in {"driver", "tight"} else 0.0
     fixed = max(0.0, s.recipe.overhead_gb * 1e9 - CONTEXT_BYTES) if meter != "allocated" else 0.0
@@ -124,7 +129,7 @@ def _formula(s: Settings, meter: str, card_bytes: float | None) -> Prediction:
         upper = min(upper, max(card_bytes, floor + wide))
     return Prediction(
         expected=expected,
-        lower=max(0.0, expected - wide),
+        lower=min(expected, max(expected - wide, (1 - s.recipe.spread_static) * (base + own))),
         upper=upper,
         needed=floor + min(held, fixed) + wide,
         terms=tuple(term for term in terms if term.bytes or term.name == "kept activations"),
@@ -138,11 +143,14 @@ def _formula(s: Settings, meter: str, card_bytes: float | None) -> Prediction:
 
 
 def _fragmentation(s: Settings) -> float:
+    """What the cache holds by what is in use, of blocks whose size follows a sample's length:
+    the blocks of other samples lie unused, and are as large as these samples are long."""
     if s.packed:
         return min(s.recipe.fragmentation, _UNIFORM)
+    most = s.recipe.fragmentation
     if s.varying and s.recipe.name == "generic":
-        return max(s.recipe.fragmentation, _VARYING)
-    return s.recipe.fragmentation
+        most = max(most, _VARYING)
+    return 1 + (most - 1) * s.typical_share if s.varying else most
 
 
 def _residue(s: Settings) -> float:
@@ -163,7 +171,7 @@ def _half_width(s: Settings, static: float, work: Dynamic) -> float:
     relative = math.hypot(s.recipe.spread_static, _GUESSED_SHAPE[s.certainty], guessed)
     of_length = 0.0 if s.length_known or s.architecture.family == "diffusion" else 0.8
     of_moving = math.hypot(s.recipe.spread_dynamic, of_length)
-    return math.sqrt((relative * static) ** 2 + (of_moving * moving) ** 2 + 0.25e9**2)
+    return math.sqrt((relative * static) ** 2 + (of_moving * moving) ** 2 + _DOUBT_BYTES**2)
 
 
 def _buffers(s: Settings, lasting: Sequence[Term]) -> list[Term]:

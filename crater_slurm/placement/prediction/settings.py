@@ -6,6 +6,7 @@ prediction must see what it rests on. Nothing here computes memory.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from crater_slurm.catalogue.llms import Known
@@ -30,6 +31,8 @@ WEIGHT_BYTES = {
 }
 #: Quantised before they are loaded, with an own layer type that nobody casts.
 PREQUANTISED = frozenset({"gptq", "gptq8", "awq"})
+#: Mean by longest length, where the lengths vary and nobody said how.
+_USUAL_SHARE = 0.75
 TRAINING = frozenset({"full", "lora", "qlora", "rlhf", "dpo", "pretrain"})
 
 
@@ -66,6 +69,7 @@ class Settings:
     optimizer_in_backward: bool
     packed: bool
     varying: bool
+    typical_share: float
     precision_known: bool
     assumed: list[str] = field(default_factory=list)
 
@@ -123,6 +127,7 @@ def settle(workload: Workload, known: Known) -> Settings:
         optimizer_in_backward=workload.optimizer_in_backward,
         packed=bool(workload.packed),
         varying=bool(workload.varying_lengths) or recipe.varying_lengths,
+        typical_share=_typical_share(workload, length),
         precision_known=workload.precision is not None,
         assumed=assumed,
     )
@@ -134,9 +139,7 @@ def _default(assumed: list[str], method: str, optimizer: str) -> str:
     return optimizer
 
 
-def _method(
-    workload: Workload, recipe: Recipe, assumed: list[str]
-) -> tuple[str, bool, str | None]:
+def _method(workload: Workload, recipe: Recipe, assumed: list[str]) -> tuple[str, bool, str | None]:
     """Method, whether only adapters are trained, and the base's quantisation."""
     method = workload.method
     if method is None:
@@ -161,11 +164,15 @@ def _formats(
     """Bytes of an activation and of an unquantised weight, and how trained weights are kept."""
     if workload.precision in {"fp32", "tf32"}:
         return 4.0, 4.0, "pure"
+    if workload.precision == "fp8" and workload.method == "inference":
+        return 2.0, 1.0, "pure"
     if workload.precision is None:
         assumed.append("precision=fp32" if recipe.weight_bytes == 4 else "precision=bf16")
         if recipe.weight_bytes == 4:
             return 4.0, 4.0, "pure"
-    if recipe.training == "autocast" and not adapters:
+    if (workload.sharding or "").startswith("zero") and not adapters:
+        return 2.0, 2.0, "mixed"  # DeepSpeed's own engine, whatever the framework above it
+    if recipe.training == "autocast" and not adapters and workload.method != "inference":
         return 2.0, 4.0, "autocast"
     return 2.0, 2.0, recipe.training
 
@@ -184,6 +191,26 @@ def _size(
     return batch, length, workload.sequence_length is not None
 
 
+def _typical_share(workload: Workload, longest: int) -> float:
+    """Mean length of the samples after they are cut, as a part of the longest.
+
+    Lengths are taken as log-normal; of an unknown distribution most are long.
+    """
+    mean = workload.mean_length
+    if not mean or mean <= 0:
+        return _USUAL_SHARE
+    spread = (workload.length_deviation or 0.8 * mean) / mean
+    sigma = math.sqrt(math.log1p(spread * spread))
+    middle = math.log(mean) - sigma * sigma / 2
+    z = (math.log(longest) - middle) / sigma
+    cut = mean * _normal(z - sigma) + longest * (1 - _normal(z))
+    return min(1.0, cut / longest)
+
+
+def _normal(z: float) -> float:
+    return 0.5 * (1 + math.erf(z / math.sqrt(2)))
+
+
 def _checkpointing(workload: Workload, recipe: Recipe, method: str, assumed: list[str]) -> bool:
     if workload.activation_checkpointing is not None:
         return workload.activation_checkpointing
@@ -200,7 +227,9 @@ def _eager(workload: Workload, recipe: Recipe, architecture: Architecture) -> bo
 
 def _sharding(workload: Workload, assumed: list[str]) -> tuple[int, int]:
     """Stage as ZeRO counts (FSDP is 3) and the replicas that share the states."""
-    replicas = max(1, workload.gpus // max(1, workload.tensor_parallel * workload.pipeline_parallel))
+    replicas = max(
+        1, workload.gpus // max(1, workload.tensor_parallel * workload.pipeline_parallel)
+    )
     word = (workload.sharding or "").lower()
     stage = {"zero1": 1, "zero2": 2, "zero3": 3, "fsdp": 3}.get(word, 0)
     if not word and replicas > 1:

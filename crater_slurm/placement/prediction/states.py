@@ -119,7 +119,8 @@ def _other_models(s: Settings) -> list[Term]:
     if s.method == "rlhf":
         frozen = 1 if s.adapters else 2
         return [
-            Term("frozen models", frozen * per, "reward model" if s.adapters else "reference and reward models"),
+            Term("frozen models", frozen * per,
+                 "reward model" if s.adapters else "reference and reward models"),
             Term("value model", per, "a critic of the policy's size"),
         ]  # fmt: skip
     return []
@@ -172,7 +173,9 @@ def _optimizer(s: Settings, count: float, own: float) -> tuple[Term, float]:
     if s.optimizer_in_backward:
         transient = 0.0
     elif mixed:
-        transient = s.recipe.mixed_step_bytes * (min(count * share, _SUB_GROUP) if s.stage == 3 else count * share)
+        transient = s.recipe.mixed_step_bytes * (
+            min(count * share, _SUB_GROUP) if s.stage == 3 else count * share
+        )
     else:
         eight_bit = fixed is not None
         transient = 0.0 if eight_bit else s.recipe.step_copies * own * count * share
