@@ -165,8 +165,9 @@ def _fitcheck() -> Callable[[Row], float | None] | None:
             return None
         a, w = known.architecture, row.workload
         config = ModelConfig(
-            name=known.name, num_params=int(a.parameters), hidden_size=a.hidden, num_layers=a.layers,
-            num_attention_heads=a.heads, num_kv_heads=a.kv_heads, vocab_size=a.vocabulary,
+            name=known.name, num_params=int(a.parameters), hidden_size=a.hidden,
+            num_layers=a.layers, num_attention_heads=a.heads, num_kv_heads=a.kv_heads,
+            vocab_size=a.vocabulary,
             intermediate_size=a.intermediate, head_dim=a.head_size or a.hidden // a.heads,
             tie_word_embeddings=a.tied_embeddings,
         )  # fmt: skip

@@ -16,8 +16,22 @@ from crater_slurm.catalogue.llms import describe
 from crater_slurm.model.workload import Workload
 from crater_slurm.placement.prediction.recipes import recipe_for
 
-UNITS = {"gb": 1e9, "gb?": 1e9, "g": 1e9, "gib": 2.0**30, "gib?": 2.0**30, "mib": 2.0**20, "mb": 1e6,
-         "": 1e9}  # fmt: skip
+UNITS = {
+    **dict.fromkeys(("", "g", "gb", "gb?"), 1e9),
+    **dict.fromkeys(("gib", "gib?"), 2.0**30),
+    "mib": 2.0**20,
+    "mb": 1e6,
+}
+#: The columns in whose words settings are looked for.
+_TOLD = (
+    "method",
+    "optimizer",
+    "weight_dtype",
+    "sharding",
+    "grad_checkpointing",
+    "seq_len",
+    "notes",
+)
 _UNSAID = {"", "not stated", "unknown", "n/a", "-", "none stated"}
 _OPTIMIZERS = (
     (r"paged.*8.?bit|paged.*adam.*8", "paged_adamw_8bit"),
@@ -29,8 +43,13 @@ _OPTIMIZERS = (
     (r"adam", "adamw"),
 )
 #: Cards whose name stands for one size; others say it.
-_CARDS = {"a100": 80, "h100": 80, "a6000": 48, "4090": 24, "3090": 24, "a10": 24, "l4": 24, "t4": 16,
-          "v100": 32}  # fmt: skip
+_CARDS = {
+    **dict.fromkeys(("a100", "h100"), 80),
+    **dict.fromkeys(("a6000", "l40", "l40s", "a40"), 48),
+    **dict.fromkeys(("4090", "3090", "a10", "l4"), 24),
+    "v100": 32,
+    "t4": 16,
+}
 
 
 #: Data sets whose name in a row tells batch and longest sample of its source's example.
@@ -70,9 +89,7 @@ def read(path: Path) -> tuple[list[Row], list[str]]:
 
 def _row(number: int, cells: dict[str, str]) -> Row:
     notes = cells.get("notes", "")
-    text = " ; ".join((cells.get("method", ""), cells.get("optimizer", ""), cells.get("weight_dtype", ""),
-                       cells.get("sharding", ""), cells.get("grad_checkpointing", ""),
-                       cells.get("seq_len", ""), notes)).lower()  # fmt: skip
+    text = " ; ".join(cells.get(column, "") for column in _TOLD).lower()
     workload = _workload(cells, text)
     if describe(workload) is None:
         raise RowError("neither its model nor its parameters are known")
@@ -140,10 +157,9 @@ def _workload(cells: dict[str, str], text: str) -> Workload:
         pipeline_parallel=int(_said(text, r"\b(?:pp|pipeline.parallel)[ =_-]*(\d+)") or 1),
         gpus=int(_number(cells.get("gpus", ""), 1) or 1),
         attention=_attention(text),
-        fused_loss=True if re.search(r"chunked|fused.?(linear )?(ce|cross|loss)|liger|\bcce\b", text)
-        else None,
-        packed=True if re.search(r"(?<!un)packed", text) else None,
-        varying_lengths=True if re.search(r"tokens? mean|\bsd \d|unpacked|dynamic padding", text) else None,
+        fused_loss=_true(text, r"chunked|fused.?(linear )?(ce|cross|loss)|liger|\bcce\b"),
+        packed=_true(text, r"(?<!un)packed"),
+        varying_lengths=_true(text, r"tokens? mean|\bsd \d|unpacked|dynamic padding"),
         mean_length=_number(_said(text, r"tokens? mean (\d+)") or "", 1),
         length_deviation=_number(_said(text, r"\bsd (\d+)") or "", 1),
         lora_targets=_targets(text),
@@ -223,8 +239,11 @@ def _data(cells: dict[str, str], text: str) -> tuple[int | None, int | None]:
 def _length(text: str) -> int | None:
     if "px" in text.lower():
         return None
-    found = re.search(r"(\d{2,7})(k)?", text.lower().replace(",", ""))
-    return int(found[1]) * (1024 if found[2] else 1) if found else None
+    words = text.lower().replace(",", "")
+    if found := re.search(r"(\d{1,4})k\b", words):
+        return int(found[1]) * 1024
+    found = re.search(r"\d{2,7}", words)
+    return int(found[0]) if found else None
 
 
 def _checkpointing(text: str) -> bool | None:
@@ -268,6 +287,11 @@ def _targets(text: str) -> str | None:
 def _number(text: str, unit: float) -> float | None:
     found = re.search(r"\d+(\.\d+)?", text)
     return float(found[0]) * unit if found else None
+
+
+def _true(text: str, pattern: str) -> bool | None:
+    """True where the row's words say so; else nobody said."""
+    return True if re.search(pattern, text) else None
 
 
 def _said(text: str, pattern: str) -> str | None:

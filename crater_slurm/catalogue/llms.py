@@ -36,6 +36,8 @@ _SUFFIXES = re.compile(
     r"-(?:chat|instruct|it|base|hf|sft|dpo|rlhf|tuned|gptq|awq|int4|int8|bnb|4bit|8bit|bf16|fp16"
     r"|v[0-9]+(?:\.[0-9]+)?|pt|ms|[0-9]{4}|deduped|uncased|cased|text|preview)$"
 )
+#: A stated count further from the table's than this is another model of that name.
+_SAME_MODEL = 0.25
 #: A size in a name, with what begins or ends it: 13b, 1_8b, 560m, 8x7b.
 _SIZE = re.compile(
     r"(?<![a-z0-9.])(?:([0-9]{1,3})x)?([0-9]{1,4}(?:\.[0-9]{1,3})?)(b|m)(?![a-z0-9])"
@@ -110,7 +112,9 @@ def describe(workload: Workload) -> Known | None:
             certainty="catalogue",
             note="sizes as given",
         )
-    if workload.model and (found := model_named(workload.model)):
+    stated = workload.parameters
+    found = model_named(workload.model) if workload.model else None
+    if found and (not stated or abs(stated / models()[found].parameters - 1) < _SAME_MODEL):
         return Known(
             name=found,
             architecture=models()[found],
@@ -118,19 +122,21 @@ def describe(workload: Workload) -> Known | None:
             note=f"sizes of {found} from the catalogue",
         )
     label = workload.model or "this model"
-    if workload.parameters:
-        return _between(label, workload.parameters, "stated", "its stated parameter count")
+    if stated:
+        return _between(label, stated, "stated", "its stated parameter count")
     if workload.model and (size := size_in(workload.model)):
         return _between(label, size, "name", "the size in its name")
     return None
 
 
 def _between(name: str, parameters: float, certainty: str, source: str) -> Known:
+    listed = "is in the catalogue with another size" if model_named(name) else (
+        "is not in the catalogue")  # fmt: skip
     return Known(
         name=name,
         architecture=synthesised(parameters),
         certainty=certainty,
-        note=f"{name} is not in the catalogue: {source} ({parameters / 1e9:.3g} B), layers and "
+        note=f"{name} {listed}: {source} ({parameters / 1e9:.3g} B), layers and "
         "widths between those of known models",
     )
 

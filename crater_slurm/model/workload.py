@@ -79,10 +79,10 @@ class Workload:
     What no directive says is there for records of runs: ``attention`` (``flash`` or ``eager``),
     ``fused_loss`` (the logits are never whole), ``packed`` (all samples have full length),
     ``varying_lengths`` (samples are not padded to one length), ``mean_length`` and
-    ``length_deviation`` of the samples before they are cut (tokens), ``lora_targets`` (``qv``, ``qkv``,
-    ``attention`` or ``all``), ``train_embeddings`` (beside adapters), ``optimizer_in_backward``
-    (no gradient outlives its layer), ``offload`` (``optimizer``, ``parameters`` or
-    ``activations``, to the host).
+    ``length_deviation`` of the samples before they are cut (tokens), ``lora_targets`` (``qv``,
+    ``qkv``, ``attention`` or ``all``), ``train_embeddings`` (beside adapters),
+    ``optimizer_in_backward`` (no gradient outlives its layer), ``offload`` (``optimizer``,
+    ``parameters`` or ``activations``, to the host).
     """
 
     model: str | None = None

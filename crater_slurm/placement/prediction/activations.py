@@ -80,7 +80,7 @@ def _kept(s: Settings) -> list[Term]:
     as there are stages, so that the pipeline's depth cancels out."""
     a, tokens = s.architecture, s.tokens
     if s.checkpointing:
-        if s.recipe.offloads_checkpoints or "activations" in s.offload:
+        if s.recipe.offloads_checkpoints or "activations" in s.said.offload:
             return [Term("kept activations", 0.0, "each layer's input goes to the host")]
         total = a.layers * a.hidden * s.compute_bytes * tokens / s.tensor
         why = f"{a.layers} layers x {a.hidden} x {s.compute_bytes:g} B x {tokens} tokens"
@@ -88,7 +88,7 @@ def _kept(s: Settings) -> list[Term]:
     per = kept_per_token(s)
     total = a.layers * per * tokens
     why = f"{a.layers} layers x {per / 1e3:.0f} kB x {tokens} tokens"
-    if "activations" in s.offload:
+    if "activations" in s.said.offload:
         two = total / max(1, a.layers) * 2
         return [Term("kept activations", two, "of two layers, the rest is on the host")]
     terms = [Term("kept activations", total, why + ", nothing is computed again")]

@@ -130,4 +130,4 @@ def _nearness(seen: Workload, asked: Workload) -> float:
             "sharding",
         )
     )
-    return 1 / (1 + 0.5 * apart + 2 * changed)
+    return float(1 / (1 + 0.5 * apart + 2 * changed))

@@ -85,9 +85,9 @@ def _memory(s: Settings, workers: int) -> HostNeed:
     if s.stage == 3:  # one process reads and the others receive
         loading = bytes_of_file / s.replicas
     offloaded = 0.0
-    if s.offload & {"optimizer", "parameters"}:
+    if s.said.offload & {"optimizer", "parameters"}:
         offloaded = 16.0 * trained_parameters(s) / s.replicas
-    if "parameters" in s.offload:
+    if "parameters" in s.said.offload:
         offloaded += s.weight_bytes * a.parameters / s.replicas
     total = _PROCESS_BYTES + loading + workers * _WORKER_BYTES + 1.1 * offloaded
     why = (

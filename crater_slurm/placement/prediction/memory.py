@@ -145,7 +145,7 @@ def _formula(s: Settings, meter: str, card_bytes: float | None) -> Prediction:
 def _fragmentation(s: Settings) -> float:
     """What the cache holds by what is in use, of blocks whose size follows a sample's length:
     the blocks of other samples lie unused, and are as large as these samples are long."""
-    if s.packed:
+    if s.said.packed:
         return min(s.recipe.fragmentation, _UNIFORM)
     most = s.recipe.fragmentation
     if s.varying and s.recipe.name == "generic":
@@ -167,7 +167,7 @@ def _half_width(s: Settings, static: float, work: Dynamic) -> float:
     stepping = work.point == "the optimiser's step"
     static += work.bytes if stepping else 0.0
     moving = 0.0 if stepping else work.bytes + (_fragmentation(s) - 1) * work.fragmenting
-    guessed = 0.0 if s.precision_known or s.recipe.name != "generic" else _GUESSED_PRECISION
+    guessed = 0.0 if s.said.precision or s.recipe.name != "generic" else _GUESSED_PRECISION
     relative = math.hypot(s.recipe.spread_static, _GUESSED_SHAPE[s.certainty], guessed)
     of_length = 0.0 if s.length_known or s.architecture.family == "diffusion" else 0.8
     of_moving = math.hypot(s.recipe.spread_dynamic, of_length)

@@ -38,7 +38,8 @@ TRAINING = frozenset({"full", "lora", "qlora", "rlhf", "dpo", "pretrain"})
 
 @dataclass(slots=True, kw_only=True)
 class Settings:
-    """What the formulas take. ``replicas`` is the data-parallel degree that states shard over."""
+    """What the formulas take. ``replicas`` is the data-parallel degree that states shard over,
+    ``said`` the workload as it was given."""
 
     name: str
     architecture: Architecture
@@ -64,18 +65,18 @@ class Settings:
     replicas: int
     tensor: int
     pipeline: int
-    offload: frozenset[str]
-    train_embeddings: bool
-    optimizer_in_backward: bool
-    packed: bool
+    said: Workload
     varying: bool
     typical_share: float
-    precision_known: bool
     assumed: list[str] = field(default_factory=list)
 
     @property
     def trains(self) -> bool:
         return self.method in TRAINING
+
+    @property
+    def train_embeddings(self) -> bool:
+        return self.said.train_embeddings or self.recipe.trains_embeddings
 
     @property
     def tokens(self) -> int:
@@ -122,13 +123,9 @@ def settle(workload: Workload, known: Known) -> Settings:
         replicas=replicas,
         tensor=max(1, workload.tensor_parallel),
         pipeline=max(1, workload.pipeline_parallel),
-        offload=workload.offload,
-        train_embeddings=workload.train_embeddings or recipe.trains_embeddings,
-        optimizer_in_backward=workload.optimizer_in_backward,
-        packed=bool(workload.packed),
+        said=workload,
         varying=bool(workload.varying_lengths) or recipe.varying_lengths,
         typical_share=_typical_share(workload, length),
-        precision_known=workload.precision is not None,
         assumed=assumed,
     )
 

@@ -87,14 +87,14 @@ def _upcast(s: Settings) -> bool:
 
 def _weight_share(s: Settings) -> float:
     """Part of the weights that lies on one GPU all the time."""
-    if "parameters" in s.offload:
+    if "parameters" in s.said.offload:
         return 0.0
     return 1 / (s.tensor * s.pipeline * (s.replicas if s.stage == 3 else 1))
 
 
 def _gathered(s: Settings) -> list[Term]:
     """Weights that sharding brings back for the moment of their use."""
-    offloaded = "parameters" in s.offload
+    offloaded = "parameters" in s.said.offload
     if not offloaded and (s.stage < 3 or s.replicas == 1):
         return []
     a = s.architecture
@@ -152,7 +152,7 @@ def _own_bytes(s: Settings) -> float:
 
 
 def _gradients(s: Settings, count: float, own: float) -> Term:
-    if s.optimizer_in_backward and not s.adapters:
+    if s.said.optimizer_in_backward and not s.adapters:
         layer = s.architecture.layer_parameters or count
         return Term("gradients", min(count, layer) * own, "of one layer: the step runs in backward")
     share = 1 / s.replicas if s.stage >= 2 else 1.0
@@ -168,9 +168,9 @@ def _optimizer(s: Settings, count: float, own: float) -> tuple[Term, float]:
     master = 4.0 if mixed else 0.0
     state = count * (moments * per_moment + master) * share
     why = f"{_b(count)} x ({moments:g} x {per_moment:g} B" + (" + 4 B master)" if mixed else ")")
-    if s.offload & {"optimizer", "parameters"}:
+    if s.said.offload & {"optimizer", "parameters"}:
         return Term("optimiser state", 0.0, "on the host"), 0.0
-    if s.optimizer_in_backward:
+    if s.said.optimizer_in_backward:
         transient = 0.0
     elif mixed:
         transient = s.recipe.mixed_step_bytes * (
