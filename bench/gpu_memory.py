@@ -27,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench.gpu_memory_fit import (
     Result,
     fit_all,
+    fits_its_card,
     leave_one_framework_out,
     leave_one_model_out,
     predicted,
@@ -67,6 +68,10 @@ def main() -> int:
         _show_each(results)
     _show_results("Prediction", results)
     _show_others(rows, results)
+    ran = [row for row in rows if row.card_bytes and row.workload.gpus == 1]
+    if ran:
+        refused = sum(not fits_its_card(row) for row in ran)
+        print(f"ran on one card of known size: {len(ran)}; of these would be refused: {refused}\n")
     print(_last_line(results))
     return 0
 

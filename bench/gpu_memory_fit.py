@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from bench.memory_rows import Row
 from crater_slurm.catalogue.llms import describe
 from crater_slurm.placement.prediction import Prediction, predict
+from crater_slurm.placement.prediction.fit import fit
 from crater_slurm.placement.prediction.recipes import GENERIC, Recipe, recipe_for
 
 _COARSE = (lambda _: [0.55, 0.9, 1.3, 1.7, 2.1], lambda _: [1.0, 1.2, 1.5, 1.8, 2.1, 2.5, 3.0, 3.5])
@@ -120,6 +121,11 @@ def _shape(row: Row, recipe: Recipe) -> tuple[float, float, float, float]:
     expected, none = square(0.0, 0.0)
     static, moving = square(0.01, 0.0)[1], square(0.0, 0.01)[1]
     return expected, none, (static - none) * 1e4, (moving - none) * 1e4
+
+
+def fits_its_card(row: Row) -> bool:
+    """Whether the row's work is said to fit the card that it ran on."""
+    return fit(row.workload, int((row.card_bytes or 0) / 2**20)).fits
 
 
 def by_recipe(rows: Iterable[Row]) -> dict[str, list[Row]]:

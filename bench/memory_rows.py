@@ -32,6 +32,8 @@ _TOLD = (
     "seq_len",
     "notes",
 )
+#: Where a table lies says nothing of the framework that was measured.
+_HOST = re.compile(r"huggingface\.co|(hf|hugging ?face) datasets?", re.IGNORECASE)
 _UNSAID = {"", "not stated", "unknown", "n/a", "-", "none stated"}
 _OPTIMIZERS = (
     (r"paged.*8.?bit|paged.*adam.*8", "paged_adamw_8bit"),
@@ -179,10 +181,10 @@ def _framework(cells: dict[str, str]) -> str | None:
     notes = cells.get("notes", "").lower()
     if re.search(r"\bhf ?\+", notes):
         return "transformers"
-    source = cells.get("source", "")
+    source = _HOST.sub("", cells.get("source", ""))
     if recipe_for(source).name != "generic":
         return source
-    place = cells.get("url_or_repo_path", "").split("@")[0]
+    place = _HOST.sub("", cells.get("url_or_repo_path", "").split("@")[0])
     return place if recipe_for(place).name != "generic" else source
 
 

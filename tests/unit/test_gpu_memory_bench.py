@@ -6,13 +6,15 @@ import csv
 import statistics
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from captured import DATA, REPOSITORY
 
-from bench.gpu_memory_fit import fitted, predicted
+from bench.gpu_memory_fit import fits_its_card, fitted, predicted
 from bench.memory_rows import Row, read
+from crater_slurm.placement.prediction.fit import fit
 from crater_slurm.placement.prediction.recipes import GENERIC, recipe_for
 
 MEASURED = DATA / "gpu_memory_measured.csv"
@@ -153,6 +155,24 @@ def test_the_measured_rows_are_predicted_and_held_by_the_bound() -> None:
     assert statistics.mean(r.slack >= 0 for r in results) >= 0.98
     assert statistics.mean(r.slack for r in results) < 0.25
     assert statistics.mean(r.error < -0.1 for r in results) < 0.07
+
+
+@needs_rows
+def test_what_ran_on_a_card_is_hardly_ever_refused_there() -> None:
+    ran = [row for row in read(MEASURED)[0] if row.card_bytes and row.workload.gpus == 1]
+    assert len(ran) > 100
+    assert statistics.mean(fits_its_card(row) for row in ran) >= 0.98
+
+
+@needs_rows
+@pytest.mark.parametrize("recipe", ["transformers", "unsloth"])
+def test_one_and_a_half_times_the_longest_context_is_refused(recipe: str) -> None:
+    edges = [row for row in read(MEASURED)[0]
+             if row.boundary and recipe_for(row.workload.framework).name == recipe]  # fmt: skip
+    assert edges
+    for row in edges:
+        longer = replace(row.workload, sequence_length=(row.workload.sequence_length or 0) * 3 // 2)
+        assert not fit(longer, int(row.actual / 2**20)).fits
 
 
 @needs_rows

@@ -28,6 +28,9 @@ _DOUBT_BYTES = 0.5e9
 _GUESSED_SHAPE = {"catalogue": 0.0, "stated": 0.05, "name": 0.10}
 #: The same of a precision that nobody said and no recipe tells: it may be fp32, twice as much.
 _GUESSED_PRECISION = 0.9
+#: Half width of what moves and is in use: at the limit of a card, where the cache is empty, the
+#: peaks of recipes that were not fitted lay within an eighth of it.
+_IN_USE = 0.35
 #: What counts what: the driver sees all; torch's reserved no context; its allocated no cache
 #: either. ``tight`` is the driver at a card's limit, where the allocator has given its cache back.
 METERS = ("driver", "reserved", "allocated", "tight")
@@ -131,7 +134,7 @@ def _formula(s: Settings, meter: str, card_bytes: float | None) -> Prediction:
         expected=expected,
         lower=min(expected, max(expected - wide, (1 - s.recipe.spread_static) * (base + own))),
         upper=upper,
-        needed=floor + min(held, fixed) + wide,
+        needed=min(upper, floor + min(held, fixed) + _half_width(s, base, work, cached=False)),
         terms=tuple(term for term in terms if term.bytes or term.name == "kept activations"),
         point=work.point,
         decided_by="formula",
@@ -162,15 +165,21 @@ def _residue(s: Settings) -> float:
     return s.recipe.load_residue * body
 
 
-def _half_width(s: Settings, static: float, work: Dynamic) -> float:
-    """Half of the 95 % interval: independent doubts in the static and the moving part."""
+def _half_width(s: Settings, static: float, work: Dynamic, *, cached: bool = True) -> float:
+    """Half of the 95 % interval: independent doubts in the static and the moving part. Not
+    ``cached`` is that of what is in use, of which a known recipe says more."""
     stepping = work.point == "the optimiser's step"
     static += work.bytes if stepping else 0.0
-    moving = 0.0 if stepping else work.bytes + (_fragmentation(s) - 1) * work.fragmenting
+    moving = 0.0 if stepping else work.bytes
+    spread = s.recipe.spread_dynamic
+    if cached and not stepping:
+        moving += (_fragmentation(s) - 1) * work.fragmenting
+    elif s.recipe.name != "generic":
+        spread = min(spread, _IN_USE)
     guessed = 0.0 if s.said.precision or s.recipe.name != "generic" else _GUESSED_PRECISION
     relative = math.hypot(s.recipe.spread_static, _GUESSED_SHAPE[s.certainty], guessed)
     of_length = 0.0 if s.length_known or s.architecture.family == "diffusion" else 0.8
-    of_moving = math.hypot(s.recipe.spread_dynamic, of_length)
+    of_moving = math.hypot(spread, of_length)
     return math.sqrt((relative * static) ** 2 + (of_moving * moving) ** 2 + _DOUBT_BYTES**2)
 
 

@@ -106,7 +106,7 @@ _FACTS: tuple[Recipe, ...] = (
            lora_rank=16),
     # The head's result is kept in 16 bit, and its loss is made in chunks.
     Recipe(
-        name="litgpt", words=("litgpt", "lit gpt", "lightning"), published="allocated",
+        name="litgpt", words=("litgpt", "lit gpt"), published="allocated",
         adapter_bytes=2, checkpointing=False, fused_loss=True, whole_logit_bytes=4.0,
         lora_targets="qv",
     ),

@@ -149,6 +149,9 @@ def _method(workload: Workload, recipe: Recipe, assumed: list[str]) -> tuple[str
     if quantisation in {None, "none"}:
         stated = workload.precision if workload.precision in {"int8", "int4"} else None
         quantisation = stated or ("nf4" if method == "qlora" else None)
+    if quantisation and method in {"full", "pretrain"}:
+        assumed.append(f"no {quantisation} weights, since all of them are trained")
+        quantisation = None
     if quantisation == "nf4" and recipe.double_quant:
         quantisation = "nf4-double"
     by_rank = workload.lora_rank is not None and method in {"dpo", "rlhf"}
