@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 MATRIX := 22.05 24.11 26.05
 
 .PHONY: help demo test test-unit test-slurm test-databases test-matrix test-vm lint format bench \
-	bench-placement wheel setup setup-test clean
+	bench-placement bench-gpu-memory wheel setup setup-test clean
 
 help:            ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -51,6 +51,9 @@ bench: setup-test            ## Figures side by side; copy them into bench/RESUL
 
 bench-placement: setup-test  ## Published policies and crater's on published traces, 15 minutes
 	$(BIN)/python -m bench placement
+
+bench-gpu-memory: setup-test ## Predicted against measured peaks (ROWS=file.csv), models left out: 5 minutes
+	$(BIN)/python bench/gpu_memory.py $(ROWS) --cross-validate
 
 wheel: setup-test            ## Build dist/*.whl
 	$(BIN)/python -m build --wheel

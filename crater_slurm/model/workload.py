@@ -13,7 +13,13 @@ from crater_slurm.model.request import Request
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """A transformer's sizes. ``parameters`` counts all of them; heads are query and key/value."""
+    """A model's sizes. ``parameters`` counts all of them; heads are query and key/value.
+
+    ``experts`` are those that a layer holds and ``active_experts`` those that a token uses;
+    ``cross_layers`` are the layers with a second attention (an encoder-decoder's decoder).
+    ``attention`` is ``eager`` where the model's own code keeps the whole score matrix. A family
+    ``diffusion`` is no transformer over tokens: only its parameters count, its sizes are 0.
+    """
 
     parameters: float
     layers: int
@@ -24,12 +30,60 @@ class Architecture:
     vocabulary: int
     tied_embeddings: bool = False
     gated_mlp: bool = True
+    head_size: int | None = None
+    experts: int = 1
+    active_experts: int = 1
+    cross_layers: int = 0
+    attention: str | None = None
+    family: str = ""
+
+    @property
+    def query_width(self) -> int:
+        """Width of all query heads together."""
+        return self.heads * (self.head_size or self._head)
+
+    @property
+    def kv_width(self) -> int:
+        """Width of all key heads together, which is that of the value heads."""
+        return self.kv_heads * (self.head_size or self._head)
+
+    @property
+    def _head(self) -> int:
+        return self.hidden // self.heads if self.heads else 0
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Parameters of the input embedding and, where it is another matrix, of the head."""
+        return self.vocabulary * self.hidden * (1 if self.tied_embeddings else 2)
+
+    @property
+    def layer_parameters(self) -> int:
+        """Parameters of the matrices of one layer, without cross attention."""
+        attention = self.hidden * (2 * self.query_width + 2 * self.kv_width)
+        mlp = (3 if self.gated_mlp else 2) * self.hidden * self.intermediate
+        router = self.hidden * self.experts if self.experts > 1 else 0
+        return attention + mlp * self.experts + router
+
+    @property
+    def counted_parameters(self) -> int:
+        """Parameters by the sizes; norms, biases and position embeddings are left out."""
+        cross = self.cross_layers * self.hidden * (2 * self.query_width + 2 * self.kv_width)
+        return self.embedding_parameters + self.layers * self.layer_parameters + cross
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """One workload. ``micro_batch`` counts the samples of one GPU, ``sequence_length`` tokens;
-    ``gpus`` are those of the whole job, which sharding divides by."""
+    ``gpus`` are those of the whole job, which sharding divides by.
+
+    What no directive says is there for records of runs: ``attention`` (``flash`` or ``eager``),
+    ``fused_loss`` (the logits are never whole), ``packed`` (all samples have full length),
+    ``varying_lengths`` (samples are not padded to one length), ``mean_length`` and
+    ``length_deviation`` of the samples before they are cut (tokens), ``lora_targets`` (``qv``,
+    ``qkv``, ``attention`` or ``all``), ``train_embeddings`` (beside adapters),
+    ``optimizer_in_backward`` (no gradient outlives its layer), ``offload`` (``optimizer``,
+    ``parameters`` or ``activations``, to the host).
+    """
 
     model: str | None = None
     parameters: float | None = None
@@ -48,6 +102,16 @@ class Workload:
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     gpus: int = 1
+    attention: str | None = None
+    fused_loss: bool | None = None
+    packed: bool | None = None
+    varying_lengths: bool | None = None
+    mean_length: float | None = None
+    length_deviation: float | None = None
+    lora_targets: str | None = None
+    train_embeddings: bool = False
+    optimizer_in_backward: bool = False
+    offload: frozenset[str] = frozenset()
 
     @property
     def key(self) -> str:

@@ -32,7 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "slurm": {"model", "paths"},
     "probe": {"model", "catalogue"},
     "store": {"model", "catalogue"},
-    "placement": {"model"},
+    "placement": {"model", "catalogue"},
     "topology": {"model"},
     "scheduler": {"model", "config", "slurm", "store", "placement", "hooks"},
     "node": {"model", "config", "slurm", "probe", "hooks"},
