@@ -10,6 +10,7 @@ import copy
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -69,7 +70,7 @@ def fake_run(
     ledger = Ledger(standin.BLOCK_BYTES if on_gpu else 1)
     with ExitStack() as stack, _explained():
         mode = stack.enter_context(fake_tensor.FakeTensorMode(allow_non_fake_inputs=True))
-        stack.enter_context(_convertible(mode))
+        stack.enter_context(_convertible())
         if on_gpu:
             stack.enter_context(standin.autocast_of_the_gpu())
             stack.enter_context(standin.CpuStandIn())
@@ -122,20 +123,15 @@ def _built(build: object, mode: fake_tensor.FakeTensorMode, ledger: Ledger) -> _
 
 
 @contextmanager
-def _convertible(mode: fake_tensor.FakeTensorMode) -> Iterator[None]:
-    """Within, ``model.to(...)`` works on fake parameters: it swaps old for new, which torch refuses
-    while its own memory of tensors that were made fake still points at them."""
-    original = torch.utils.swap_tensors
-
-    def swap(old: torch.Tensor, new: torch.Tensor) -> None:
-        mode.fake_tensor_converter.meta_converter.tensor_memo.clear()
-        original(old, new)
-
-    torch.utils.swap_tensors = swap
+def _convertible() -> Iterator[None]:
+    """Within, ``model.to(...)`` works on fake parameters. It swaps new for old, which torch refuses
+    while weak references point at them; those are its own, of its memory of what it made fake."""
+    original = torch.utils.weakref
+    torch.utils.weakref = SimpleNamespace(getweakrefs=lambda tensor: [])
     try:
         yield
     finally:
-        torch.utils.swap_tensors = original
+        torch.utils.weakref = original
 
 
 @contextmanager

@@ -70,13 +70,14 @@ class MemoryTrace:
         return "\n".join(lines)
 
     def write(self, path: str | os.PathLike[str] | None = None) -> str:
-        """Write the file in one step, so that nobody reads half of it, and return its path.
+        """Write the file in one step, so that nobody reads half of it, and return its path. A
+        link stays, and what it points to is replaced; into a pipe or a device the text goes.
 
         Without ``path``: $CRATER_MEMORY_TRACE, else crater-memory.json in the working folder.
         """
         chosen = os.fspath(path if path is not None else default_path())
         try:
-            _replace(chosen, self.as_json())
+            _write(chosen, self.as_json())
         except OSError as error:
             raise TraceError(
                 f"the trace can't be written to {chosen}: {error.strerror}; give another path, "
@@ -90,8 +91,17 @@ def default_path() -> str:
     return os.environ.get(PATH_VARIABLE) or DEFAULT_PATH
 
 
+def _write(path: str, text: str) -> None:
+    """A pipe or a device is written to; renaming onto it would take its place for everybody."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        with open(path, "w", encoding="utf-8") as stream:
+            stream.write(text)
+    else:
+        _replace(os.path.realpath(path), text)
+
+
 def _replace(path: str, text: str) -> None:
-    folder = os.path.dirname(path) or os.curdir
+    folder = os.path.dirname(path)
     handle, temporary = tempfile.mkstemp(prefix=".crater-memory.", dir=folder)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:

@@ -60,7 +60,8 @@ def read_memory_trace(text: str) -> MemoryTrace:
             "give the file that trace_memory wrote"
         )
     fields = _object(_parsed(text), "the memory trace")
-    if fields.get("version") != VERSION or isinstance(fields["version"], bool):
+    version = fields.get("version")
+    if type(version) is not int or version != VERSION:
         raise UsageError(
             f"the memory trace's version is {_shown(fields.get('version'))}, this crater reads "
             f"{VERSION}; trace again with the crater_slurm of this version"

@@ -1,0 +1,415 @@
+"""``trace_memory`` on real torch: sizes by hand, the real allocator's account, a 7B model for free."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crater_slurm.job import MemoryTrace, TraceError, trace_memory
+from crater_slurm.model.memory_trace import read_memory_trace
+
+torch = pytest.importorskip("torch", reason="torch is not installed: no build for CPUs was found")
+
+from torch import nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
+
+import llama_sample  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[2]
+Step = Callable[..., object]
+
+# 100 x 200 + 200 and 200 x 50 + 50 parameters, in fp32.
+MLP_BYTES = 4 * (100 * 200 + 200 + 200 * 50 + 50)
+# The same in blocks of 512 bytes: 157, 2, 79 and 1 of them.
+MLP_BLOCKS = 512 * (157 + 2 + 79 + 1)
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Callable[..., MemoryTrace]:
+    return partial(trace_memory, path=tmp_path / "trace.json")
+
+
+def mlp() -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = nn.Sequential(nn.Linear(100, 200), nn.ReLU(), nn.Linear(200, 50))
+    return model, torch.optim.Adam(model.parameters())
+
+
+def mlp_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    loss = model(torch.randn(10, 100)).sum()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def forward_only(*shape: int) -> Step:
+    def step(model: nn.Module, *_: object) -> None:
+        model(torch.randn(*shape))
+
+    return step
+
+
+def test_each_category_of_an_mlp_with_adam_is_what_the_hand_computes(trace: Any) -> None:
+    found = trace(mlp, mlp_step, device="cpu")
+    assert found.by_category == {
+        "parameters": MLP_BYTES,
+        "gradients": MLP_BYTES,
+        # Two moments, and a step count in fp32 for each of the four tensors.
+        "optimizer": 2 * MLP_BYTES + 4 * 4,
+        # Of the largest weight: the root of its second moment, and that divided.
+        "temporaries": 2 * 4 * 100 * 200,
+        # The loss; the batch went when the backward pass had used it.
+        "activations": 4,
+        "inputs": 0,
+        "buffers": 0,
+        "other": 0,
+    }
+    assert found.peak_bytes == sum(found.by_category.values()) == found.by_phase["optimizer"]
+
+
+def test_a_gpu_counts_in_blocks_and_its_optimizer_takes_all_parameters_at_once(trace: Any) -> None:
+    found = trace(mlp, mlp_step)
+    assert found.by_category == {
+        "parameters": MLP_BLOCKS,
+        "gradients": MLP_BLOCKS,
+        "optimizer": 2 * MLP_BLOCKS + 4 * 512,
+        "temporaries": MLP_BLOCKS,
+        "activations": 512,
+        "inputs": 0,
+        "buffers": 0,
+        "other": 0,
+    }
+
+
+def test_an_optimizer_told_to_go_one_by_one_does_so_on_a_gpu_too(trace: Any) -> None:
+    def one_by_one() -> object:
+        model, _ = mlp()
+        return model, torch.optim.Adam(model.parameters(), foreach=False)
+
+    assert trace(one_by_one, mlp_step).by_category["temporaries"] == 2 * 512 * 157
+
+
+def test_activations_of_a_chain_are_its_outputs_and_one_result_under_way(trace: Any) -> None:
+    layers, side, rows = 5, 64, 16
+    chain = nn.Sequential(
+        *(part for _ in range(layers) for part in (nn.Linear(side, side, bias=False), nn.Tanh()))
+    )
+    found = trace(chain, forward_only(rows, side), device="cpu", steps=1)
+    output = 4 * rows * side
+    # Tanh keeps its output, a linear layer its input, which is the tanh before it; the highest
+    # point is the last tanh, whose input still lives.
+    assert found.by_category["activations"] == (layers + 1) * output
+    assert found.by_category["inputs"] == output
+    assert found.by_category["parameters"] == layers * 4 * side * side
+    assert found.by_phase == {"forward": found.peak_bytes, "backward": 0, "optimizer": 0}
+
+
+def test_without_autograd_nothing_is_kept(trace: Any) -> None:
+    chain = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(5)))
+
+    def step(model: nn.Module) -> None:
+        with torch.no_grad():
+            model(torch.randn(16, 64))
+
+    found = trace(chain, step, device="cpu", steps=1)
+    assert found.by_category["activations"] == 0
+    assert found.by_category["temporaries"] == 2 * 4 * 16 * 64
+
+
+def test_the_second_step_has_the_optimizer_s_state_below_it(trace: Any) -> None:
+    first, both = (trace(mlp, mlp_step, device="cpu", steps=n) for n in (1, 2))
+    state = both.by_category["optimizer"]
+    assert both.by_phase["backward"] - first.by_phase["backward"] == state
+    # At the first step's end the state is there too, and counted as what it is.
+    assert first.by_category["optimizer"] == state
+
+
+def test_frozen_parameters_have_neither_gradient_nor_state(trace: Any) -> None:
+    def frozen() -> object:
+        model, _ = mlp()
+        model[0].requires_grad_(False)
+        return model, torch.optim.Adam(model[2].parameters())
+
+    found = trace(frozen, mlp_step, device="cpu")
+    trained = 4 * (200 * 50 + 50)
+    assert found.by_category["parameters"] == MLP_BYTES
+    assert found.by_category["gradients"] == trained
+    assert found.by_category["optimizer"] == 2 * trained + 2 * 4
+
+
+def test_accumulated_gradients_are_counted_once(trace: Any) -> None:
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for _ in range(3):
+            model(torch.randn(10, 100)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    assert trace(mlp, step, device="cpu").by_category["gradients"] == MLP_BYTES
+
+
+def test_buffers_and_a_batch_from_build_have_their_own_categories(trace: Any) -> None:
+    def build() -> object:
+        model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
+        return model, torch.optim.SGD(model.parameters(), lr=0.1), {"x": torch.randn(32, 8)}
+
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: dict[str, Any]) -> None:
+        model(batch["x"]).sum().backward()
+        optimizer.step()
+
+    found = trace(build, step, device="cpu")
+    # Mean and variance in fp32, the count of batches in int64.
+    assert found.by_category["buffers"] == 2 * 4 * 8 + 8
+    assert found.by_category["inputs"] == 4 * 32 * 8
+    assert found.by_category["optimizer"] == 0
+
+
+# The same on a real machine.
+
+
+def small_llama(checkpointing: bool = False) -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = llama_sample.Llama(2, 64, 4, 172, 100, checkpointing)
+    return model, torch.optim.AdamW(model.parameters())
+
+
+def llama_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    tokens = torch.randint(0, 100, (4, 64))
+    functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@cache
+def traced_llama(checkpointing: bool) -> MemoryTrace:
+    with tempfile.TemporaryDirectory() as folder:
+        build = partial(small_llama, checkpointing)
+        return trace_memory(build, llama_step, device="cpu", path=Path(folder, "trace.json"))
+
+
+def allocated_peak(build: Callable[[], Any], step: Step) -> int:
+    """What torch's own allocator for the CPU had given out at most, over two real steps."""
+    model, optimizer = build()
+    live = peak = sum(p.untyped_storage().nbytes() for p in model.parameters())
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+        for _ in range(2):
+            step(model, optimizer)
+    for event in profile.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            live += event.nbytes()
+            peak = max(peak, live)
+    return int(peak)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_a_trace_agrees_with_what_a_real_run_allocates(checkpointing: bool) -> None:
+    real = allocated_peak(partial(small_llama, checkpointing), llama_step)
+    assert traced_llama(checkpointing).peak_bytes == pytest.approx(real, rel=0.01)
+
+
+def test_activation_checkpointing_lowers_the_peak() -> None:
+    plain, saving = traced_llama(False), traced_llama(True)
+    assert saving.peak_bytes < 0.75 * plain.peak_bytes
+    assert saving.by_category["activations"] < 0.7 * plain.by_category["activations"]
+    assert saving.by_category["parameters"] == plain.by_category["parameters"]
+
+
+def test_a_7b_model_is_traced_from_the_command_line_without_its_memory(tmp_path: Path) -> None:
+    file = tmp_path / "7b.json"
+    code = (
+        "import resource, sys; from crater_slurm.job.trace import main\n"
+        "code = main(sys.argv[1:])\n"
+        "print(code, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    words = ["llama_sample:build_and_step", "--steps", "1", "--output", str(file)]
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "unit")])
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    status, kib = done.stdout.split()[-2:]
+    assert status == "0"
+    assert int(kib) < 1.5 * 2**20
+    found = read_memory_trace(file.read_text())
+    weights = 2 * 6_738_415_616  # Llama 2 7B's own count of parameters, in bf16
+    assert found.by_category == {
+        "parameters": weights,
+        "gradients": weights,
+        # Two moments, and a step count for each of 32 x 9 + 3 tensors.
+        "optimizer": 2 * weights + 291 * 512,
+        "temporaries": weights,
+        # The logits in fp32, which the step still holds by their name, and the loss.
+        "activations": 4 * 2048 * 32000 + 512,
+        "inputs": 8 * 2048,
+        "buffers": 0,
+        "other": 0,
+    }
+    assert (found.precision, found.device, found.steps) == ("bf16", "cuda", 1)
+    assert f"{found.peak_bytes:,} bytes" in done.stdout
+
+
+# What users write.
+
+
+def test_code_for_a_gpu_runs_without_one(trace: Any) -> None:
+    def build() -> object:
+        model, _ = mlp()
+        model = model.cuda().to("cuda:0").to(torch.device("cuda"))
+        return model, torch.optim.Adam(model.parameters())
+
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        batch = torch.randn(10, 100, device="cuda").cuda(non_blocking=True).to(0)
+        loss = model(batch).sum()
+        del batch
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    assert trace(build, step) == trace(mlp, mlp_step)
+
+
+@pytest.mark.parametrize("move", ["bfloat16", "cpu"])
+def test_a_model_may_change_its_type_while_it_is_built(trace: Any, move: str) -> None:
+    def build() -> object:
+        layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
+        return getattr(nn.TransformerEncoder(layer, 2), move)()
+
+    size = {"bfloat16": 2, "cpu": 4}[move]
+    layer = (192 * 64 + 192) + (64 * 64 + 64) + (64 * 128 + 128) + (128 * 64 + 64) + 4 * 64
+
+    def step(model: nn.Module) -> None:
+        model(torch.randn(7, 3, 64, dtype=next(model.parameters()).dtype))
+
+    for device in ("cpu", "cuda"):
+        found = trace(build, step, device=device, steps=1)
+        assert found.by_category["parameters"] == pytest.approx(2 * layer * size, rel=0.05)
+
+
+def test_autocast_for_a_gpu_is_on(trace: Any) -> None:
+    types = []
+
+    def step(model: nn.Module, _: object) -> None:
+        for dtype in (torch.bfloat16, None):
+            with torch.autocast("cuda", dtype=dtype):
+                types.append(model(torch.randn(10, 100, device="cuda")).dtype)
+
+    before = torch.autocast.__init__
+    trace(mlp, step, steps=1)
+    assert types == [torch.bfloat16, torch.float16]
+    assert torch.autocast.__init__ is before
+
+
+def test_precision_lowers_the_activations_and_not_the_weights(trace: Any) -> None:
+    wide = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(8)))
+    step = forward_only(4096, 64)
+    plain, low = (trace(wide, step, precision=p, steps=1) for p in (None, "bf16"))
+    assert (plain.precision, low.precision) == ("fp32", "bf16")
+    assert low.by_category["parameters"] == plain.by_category["parameters"]
+    # Seven results are kept, and an eighth is made; in bf16 with the input cast, and the weights.
+    output, weight = 4 * 4096 * 64, 4 * 64 * 64
+    assert plain.by_category["activations"] == 8 * output
+    assert low.by_category["activations"] == 8 * output // 2 + output // 2 + 8 * weight // 2
+    assert "forward" not in wide.__dict__
+
+
+def test_dropout_in_attention_costs_no_matrix_of_scores_on_a_gpu(trace: Any) -> None:
+    def step(dropout: float) -> Step:
+        def forward(model: nn.Module) -> None:
+            x = model(torch.randn(1, 2, 512, 32))
+            functional.scaled_dot_product_attention(x, x, x, None, dropout, True)
+            functional.scaled_dot_product_attention(x, x, x, dropout_p=dropout)
+
+        return forward
+
+    layer = nn.Linear(32, 32)
+    with_it, without = (trace(layer, step(d), steps=1).peak_bytes for d in (0.1, 0.0))
+    assert with_it == without < 4 * 2 * 512 * 512
+
+
+def test_an_existing_model_is_copied_and_stays_as_it_was(trace: Any) -> None:
+    model, optimizer = mlp()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    assert trace((model, optimizer), mlp_step, device="cpu") == trace(mlp, mlp_step, device="cpu")
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert not optimizer.state
+    assert all(p.grad is None for p in model.parameters())
+    assert optimizer.param_groups[0]["foreach"] is None
+
+
+def test_a_real_batch_of_the_caller_s_counts_as_input(trace: Any) -> None:
+    batch = torch.randn(10, 100)
+
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        model(batch).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    assert trace(mlp, step, device="cpu").by_category["inputs"] == 4 * 10 * 100
+
+
+def test_a_loss_may_be_printed(trace: Any) -> None:
+    seen = []
+
+    def step(model: nn.Module, *_: object) -> None:
+        seen.append(model(torch.randn(10, 100)).sum().item())
+
+    trace(mlp, step, steps=2)
+    assert seen == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("use", "operator"),
+    [
+        (lambda y: 1 if y.sum() > 0 else 2, "_local_scalar_dense"),
+        (lambda y: y[y > 0], "nonzero"),
+        (lambda y: torch.zeros(y.argmax()), "_local_scalar_dense"),
+    ],
+)
+def test_a_step_that_depends_on_values_is_refused(trace: Any, use: Any, operator: str) -> None:
+    def step(model: nn.Module, *_: object) -> None:
+        use(model(torch.randn(10, 100)))
+
+    with pytest.raises(TraceError, match=rf"value inside a tensor \(aten\.{operator}.*shapes"):
+        trace(mlp, step)
+
+
+def test_an_error_of_the_step_comes_through_and_leaves_torch_as_it_was(trace: Any) -> None:
+    def step(*_: object) -> None:
+        raise ZeroDivisionError
+
+    before = (torch.autocast.__init__, torch.utils.weakref)
+    with pytest.raises(ZeroDivisionError):
+        trace(mlp, step, precision="bf16")
+    assert (torch.autocast.__init__, torch.utils.weakref) == before
+    assert type(torch.zeros(1)) is torch.Tensor
+
+
+@pytest.mark.parametrize("given", [lambda: None, lambda: ("model", 7), ()])
+def test_a_build_without_parameters_is_refused(trace: Any, given: object) -> None:
+    with pytest.raises(TraceError, match="build gave no model with parameters"):
+        trace(given, mlp_step)
+
+
+# The file.
+
+
+def test_the_file_is_read_by_crater_as_it_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "deep.json"
+    monkeypatch.setenv("CRATER_MEMORY_TRACE", str(file))
+    written = trace_memory(mlp, mlp_step)
+    read = read_memory_trace(file.read_text())
+    for name in read.__dataclass_fields__:
+        assert getattr(read, name) == getattr(written, name)
+    assert read.torch == torch.__version__.partition("+")[0]
+    assert list(tmp_path.iterdir()) == [file]
