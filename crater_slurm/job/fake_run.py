@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
@@ -51,6 +52,8 @@ class _Parts:
         every = own + [p for group in groups for p in group["params"]]
         self.parameters = list({id(p): p for p in every}.values())
         self.buffers = [b for model in self.models for b in model.buffers()]
+        #: What the step itself lowers a model's forward pass to, once it has done so.
+        self.autocast: torch.dtype | None = None
 
     @property
     def states(self) -> list[object]:
@@ -70,9 +73,12 @@ def fake_run(
     ledger = Ledger(standin.BLOCK_BYTES if on_gpu else 1)
     with ExitStack() as stack, _explained():
         mode = stack.enter_context(fake_tensor.FakeTensorMode(allow_non_fake_inputs=True))
+        # torch's own copying of fake parameters sets it off, and nobody could act on it.
+        stack.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
         stack.enter_context(_convertible())
         if on_gpu:
-            stack.enter_context(standin.autocast_of_the_gpu())
+            stack.enter_context(standin.as_the_gpu_does())
             stack.enter_context(standin.CpuStandIn())
         stack.enter_context(ledger)
         parts = _built(build, mode, ledger)
@@ -92,7 +98,7 @@ def fake_run(
             by_category=dict(ledger.peak),
             by_phase=dict(ledger.by_phase),
             torch=str(torch.__version__).partition("+")[0],
-            precision=precision or _precision_of(parts.parameters),
+            precision=precision or _precision_of(parts),
             device=device,
             steps=steps,
         )
@@ -144,6 +150,8 @@ def _watched(parts: _Parts, ledger: Ledger) -> Iterator[None]:
     ledger.classify(parts.tensors, "inputs")
 
     def given(_: object, args: object, kwargs: object) -> None:
+        if torch.is_autocast_enabled("cpu"):
+            parts.autocast = torch.get_autocast_dtype("cpu")
         leaves = (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
         ledger.classify((leaf for leaf in leaves if not leaf.requires_grad), "inputs")
 
@@ -213,12 +221,13 @@ def _explained() -> Iterator[None]:
         ) from error
 
 
-def _precision_of(parameters: list[torch.Tensor]) -> str:
-    """The precision of most bytes of the parameters, in crater's words where it has one."""
+def _precision_of(parts: _Parts) -> str:
+    """That of the step's autocast, else of most bytes of the parameters; in crater's words where
+    it has one."""
     sizes: dict[torch.dtype, int] = {}
-    for parameter in parameters:
+    for parameter in parts.parameters:
         size = parameter.numel() * parameter.element_size()
         sizes[parameter.dtype] = sizes.get(parameter.dtype, 0) + size
-    most = max(sizes, key=lambda dtype: sizes[dtype])
-    name = str(most).removeprefix("torch.")
-    return _PRECISIONS.get(most, "fp8" if name.startswith("float8") else name)
+    dtype = parts.autocast or max(sizes, key=lambda dtype: sizes[dtype])
+    name = str(dtype).removeprefix("torch.")
+    return _PRECISIONS.get(dtype, "fp8" if name.startswith("float8") else name)

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 #: A GPU's allocator gives no less, and multiples of it.
@@ -45,23 +45,29 @@ class CpuStandIn(TorchFunctionMode):
         if "device" in kwargs:
             number = type(kwargs["device"]) is int
             kwargs["device"] = _CPU if number else _moved(kwargs["device"])
-        if func is scaled_dot_product_attention:
-            args, kwargs = _without_dropout(args, kwargs)
+        if func is _attention:
+            return attention_without_dropout(*args, **kwargs)
         return func(*args, **kwargs)
 
 
-def _without_dropout(args: Any, kwargs: Any) -> tuple[Any, Any]:
+_attention = functional.scaled_dot_product_attention
+
+
+def attention_without_dropout(*args: Any, **kwargs: Any) -> object:
     """A GPU's fused attention draws its dropout again in the backward pass and keeps no mask; the
     CPU's can't, and would count the whole matrix of scores instead."""
     if len(args) > 4:
         args = (*args[:4], 0.0, *args[5:])
-    return args, {**kwargs, "dropout_p": 0.0} if "dropout_p" in kwargs else kwargs
+    if "dropout_p" in kwargs:
+        kwargs["dropout_p"] = 0.0
+    return _attention(*args, **kwargs)
 
 
 @contextmanager
-def autocast_of_the_gpu() -> Iterator[None]:
-    """Within, ``torch.autocast("cuda")`` is the CPU's, which is on; the GPU's would turn itself
-    off and the step would be counted in full precision."""
+def as_the_gpu_does() -> Iterator[None]:
+    """Within, ``torch.autocast("cuda")`` is the CPU's, which is on (the GPU's would turn itself
+    off and the step would be counted in full precision), and attention is a GPU's also where
+    torch's own modules call it, which no function mode sees."""
     original = torch.autocast.__init__
 
     def on_the_cpu(self: Any, device_type: str, dtype: Any = None, **options: Any) -> None:
@@ -71,10 +77,12 @@ def autocast_of_the_gpu() -> Iterator[None]:
         original(self, device_type, dtype, **options)
 
     torch.autocast.__init__ = on_the_cpu
+    functional.scaled_dot_product_attention = attention_without_dropout
     try:
         yield
     finally:
         torch.autocast.__init__ = original
+        functional.scaled_dot_product_attention = _attention
 
 
 def step_over_all_parameters(optimizer: torch.optim.Optimizer) -> None:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
@@ -18,10 +19,10 @@ from crater_slurm.model.memory_trace import read_memory_trace
 
 torch = pytest.importorskip("torch", reason="torch is not installed: no build for CPUs was found")
 
+import llama_sample  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
-
-import llama_sample  # noqa: E402
+from torch.nn.functional import scaled_dot_product_attention as attention  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 Step = Callable[..., object]
@@ -302,10 +303,9 @@ def test_autocast_for_a_gpu_is_on(trace: Any) -> None:
             with torch.autocast("cuda", dtype=dtype):
                 types.append(model(torch.randn(10, 100, device="cuda")).dtype)
 
-    before = torch.autocast.__init__
-    trace(mlp, step, steps=1)
+    found = trace(mlp, step, steps=1)
     assert types == [torch.bfloat16, torch.float16]
-    assert torch.autocast.__init__ is before
+    assert found.precision == "fp16"
 
 
 def test_precision_lowers_the_activations_and_not_the_weights(trace: Any) -> None:
@@ -326,13 +326,25 @@ def test_dropout_in_attention_costs_no_matrix_of_scores_on_a_gpu(trace: Any) -> 
         def forward(model: nn.Module) -> None:
             x = model(torch.randn(1, 2, 512, 32))
             functional.scaled_dot_product_attention(x, x, x, None, dropout, True)
-            functional.scaled_dot_product_attention(x, x, x, dropout_p=dropout)
+            attention(x, x, x, dropout_p=dropout)
 
         return forward
 
     layer = nn.Linear(32, 32)
     with_it, without = (trace(layer, step(d), steps=1).peak_bytes for d in (0.1, 0.0))
     assert with_it == without < 4 * 2 * 512 * 512
+
+
+def test_nor_does_it_within_torch_s_own_attention(trace: Any) -> None:
+    def step(model: nn.Module) -> None:
+        x = torch.randn(1, 512, 32)
+        model(x, x, x, need_weights=False)
+
+    peaks = [
+        trace(nn.MultiheadAttention(32, 2, dropout=p, batch_first=True), step, steps=1).peak_bytes
+        for p in (0.1, 0.0)
+    ]
+    assert peaks[0] == peaks[1] < 4 * 2 * 512 * 512
 
 
 def test_an_existing_model_is_copied_and_stays_as_it_was(trace: Any) -> None:
@@ -386,10 +398,14 @@ def test_an_error_of_the_step_comes_through_and_leaves_torch_as_it_was(trace: An
     def step(*_: object) -> None:
         raise ZeroDivisionError
 
-    before = (torch.autocast.__init__, torch.utils.weakref)
+    def patched() -> tuple[object, ...]:
+        attention = functional.scaled_dot_product_attention
+        return torch.autocast.__init__, torch.utils.weakref, attention, warnings.filters[:]
+
+    before = patched()
     with pytest.raises(ZeroDivisionError):
         trace(mlp, step, precision="bf16")
-    assert (torch.autocast.__init__, torch.utils.weakref) == before
+    assert patched() == before
     assert type(torch.zeros(1)) is torch.Tensor
 
 
