@@ -88,20 +88,25 @@ def fake_run(
                 standin.step_over_all_parameters(optimizer)
         if precision is not None:
             stack.enter_context(_autocast(parts.models, _AUTOCAST[precision]))
+        _repeat(step, parts, steps, ledger)
+    return MemoryTrace(
+        peak_bytes=sum(ledger.peak.values()),
+        by_category=dict(ledger.peak),
+        by_phase=dict(ledger.by_phase),
+        torch=str(torch.__version__).partition("+")[0],
+        precision=precision or _precision_of(parts),
+        device=device,
+        steps=steps,
+    )
+
+
+def _repeat(step: Callable[..., object], parts: _Parts, steps: int, ledger: Ledger) -> None:
+    """The steps, each after a collection, so that no circle of references keeps tensors by luck."""
+    for number in range(steps):
         gc.collect()
-        ledger.forget_peak()
-        for _ in range(steps):
-            step(*parts.all)
-            gc.collect()
-        return MemoryTrace(
-            peak_bytes=sum(ledger.peak.values()),
-            by_category=dict(ledger.peak),
-            by_phase=dict(ledger.by_phase),
-            torch=str(torch.__version__).partition("+")[0],
-            precision=precision or _precision_of(parts),
-            device=device,
-            steps=steps,
-        )
+        if number == 0:
+            ledger.forget_peak()
+        step(*parts.all)
 
 
 def _built(build: object, mode: fake_tensor.FakeTensorMode, ledger: Ledger) -> _Parts:
@@ -189,6 +194,7 @@ def _state_of(optimizer: torch.optim.Optimizer) -> list[object]:
 def _autocast(models: list[torch.nn.Module], dtype: torch.dtype) -> Iterator[None]:
     """The models' forward passes in ``dtype``; the copies of weights that autocast makes are
     then dropped as early as a training loop drops them."""
+    own = [model.__dict__.get("forward") for model in models]
     for model in models:
         forward = model.forward
 
@@ -200,8 +206,11 @@ def _autocast(models: list[torch.nn.Module], dtype: torch.dtype) -> Iterator[Non
     try:
         yield
     finally:
-        for model in models:
-            model.__dict__.pop("forward", None)
+        for model, before in zip(models, own, strict=True):
+            if before is None:
+                del model.forward
+            else:
+                model.forward = before
 
 
 @contextmanager
