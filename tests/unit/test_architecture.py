@@ -149,8 +149,17 @@ def test_no_module_is_imported_by_what_it_imports_itself() -> None:
     "path", [p for p in modules() if part_of(name_of(p)) in {"hooks", "job"}], ids=name_of
 )
 def test_hooks_and_job_need_the_standard_library_alone(path: Path) -> None:
+    optional = {"torch"} if part_of(name_of(path)) == "job" else set()
     used = {m.split(".")[0] for m in imports(path, lazy=True)} - {"crater_slurm"}
-    assert used <= sys.stdlib_module_names | {"__future__", "frame"}
+    assert used <= sys.stdlib_module_names | {"__future__", "frame"} | optional
+
+
+def test_torch_is_loaded_only_by_calls_into_the_modules_that_need_it() -> None:
+    job = {name_of(p): set(imports(p, lazy=False)) for p in (PACKAGE / "job").rglob("*.py")}
+    heavy = {name for name, used in job.items() if any(m.split(".")[0] == "torch" for m in used)}
+    assert heavy, "nothing in job/ needs torch any more: drop this test"
+    for name in job.keys() - heavy:
+        assert not job[name] & heavy, f"{name} would load torch with itself"
 
 
 @pytest.mark.parametrize("path", [p for p in modules() if part_of(name_of(p)) in PURE], ids=name_of)
