@@ -95,7 +95,7 @@ class Observer:
                 self._peaks.save(peaks)
 
     def _send(self, report: dict[str, Any]) -> None:
-        if self._spool:
+        if self._spool is not None:
             self._spool.send(report)
 
     def _ask_gpus(self, running: Mapping[str, JobRecord]) -> tuple[GpuUse, ...]:
