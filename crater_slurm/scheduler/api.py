@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, HTTPException, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from pydantic import BaseModel, ConfigDict, Field
@@ -107,9 +108,17 @@ def caller(proof: Sender) -> int:
 Caller = Annotated[int, Depends(caller)]
 
 
+def _unreadable(_: Request, error: Exception) -> Response:
+    """422 without what was sent: a NaN in it could not be sent back, and would become a 500."""
+    assert isinstance(error, RequestValidationError)
+    words = [{"loc": list(e["loc"]), "msg": e["msg"], "type": e["type"]} for e in error.errors()]
+    return JSONResponse({"detail": words}, 422)
+
+
 def build(service: Service, admins: Iterable[str], registry: CollectorRegistry) -> FastAPI:
     """The application over a running service."""
     app = FastAPI(title="crater-scheduler", version=__version__)
+    app.add_exception_handler(RequestValidationError, _unreadable)
     admin_uids = set(_uids(admins))
 
     def may_see(uid: int, owner: int) -> None:
