@@ -37,6 +37,8 @@ _WHOLE = frozenset(name for name in FIGURES if name.endswith("_mib"))
 
 #: Key and settings of a plan's workload; the key is None when its user named no model.
 _Known = tuple[str | None, Mapping[str, object]]
+#: Job, node and plan: of which only the newest report counts.
+_Name = tuple[int, str, str]
 
 
 class Observed:
@@ -49,8 +51,8 @@ class Observed:
         self._recorder = recorder
         self._clock = clock
         self._lock = threading.Lock()
-        self._by_key: OrderedDict[str, dict[tuple[int, str, str], Observation]] = OrderedDict()
-        self._running: OrderedDict[tuple[int, str, str], Observation] = OrderedDict()
+        self._by_key: OrderedDict[str, tuple[Observation, ...]] = OrderedDict()
+        self._running: OrderedDict[_Name, Observation] = OrderedDict()
         self._plans: OrderedDict[str, _Known] = OrderedDict()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="observed", daemon=True)
@@ -70,8 +72,7 @@ class Observed:
         their memory and needed more.
         """
         with self._lock:
-            found = list(self._by_key.get(key_of(workload), {}).values())
-        return tuple(sorted(found, key=lambda one: one.time, reverse=True))
+            return self._by_key.get(key_of(workload), ())
 
     def running(self) -> tuple[Observation, ...]:
         """The newest report of each job and node that runs; every five minutes or so a new one."""
@@ -111,7 +112,7 @@ class Observed:
             if one.ended:
                 self._enter(one)
             else:
-                self._index((one.job_id, one.node, one.plan_id), one)
+                self._index(one)
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -126,7 +127,7 @@ class Observed:
             self._stop.wait(_RETRY_SECONDS)
 
     def _enter(self, one: Observation) -> None:
-        name = (one.job_id, one.node, one.plan_id)
+        name = _name(one)
         with self._lock:
             before = self._running.get(name)
             if one.ended and (before is None or before.time <= one.time):
@@ -136,19 +137,20 @@ class Observed:
                 self._running.move_to_end(name)
                 while len(self._running) > _MOST_RUNNING:
                     self._running.popitem(last=False)
-        self._index(name, one)
+        self._index(one)
 
-    def _index(self, name: tuple[int, str, str], one: Observation) -> None:
+    def _index(self, one: Observation) -> None:
+        """Put it among its like, sorted, so that whoever decides has nothing to do but to look."""
         if one.key is None or not one.counts:
             return
         with self._lock:
-            kept = self._by_key.setdefault(one.key, {})
+            known = {_name(other): other for other in self._by_key.get(one.key, ())}
+            before = known.get(_name(one))
+            if before is None or before.time <= one.time:
+                known[_name(one)] = one
+            kept = sorted(known.values(), key=lambda other: other.time, reverse=True)
+            self._by_key[one.key] = tuple(kept[:_PER_KEY])
             self._by_key.move_to_end(one.key)
-            if name in kept and kept[name].time > one.time:
-                return
-            kept[name] = one
-            while len(kept) > _PER_KEY:
-                del kept[min(kept, key=lambda other: kept[other].time)]
             while len(self._by_key) > _MOST_KEYS:
                 self._by_key.popitem(last=False)
 
@@ -167,6 +169,10 @@ class Observed:
             while len(self._plans) > _MOST_PLANS:
                 self._plans.popitem(last=False)
         return known
+
+
+def _name(one: Observation) -> _Name:
+    return one.job_id, one.node, one.plan_id
 
 
 def settings_of(decision: Decision) -> _Known:
