@@ -14,6 +14,7 @@ from node_fakes import FakeTree, ask, make_proc, make_sys, settings, signed, wai
 from crater_slurm.node import job_io, peaks, upkeep, usage
 from crater_slurm.node.gpu_share import GpuShare, Holder, Owners, shares
 from crater_slurm.node.job_io import Io, IoMeter
+from crater_slurm.node.main import Daemon
 from crater_slurm.node.observe import Observer
 from crater_slurm.node.peaks import Peaks, PeakStore, Sample
 from crater_slurm.node.server import dispatch
@@ -554,3 +555,39 @@ def test_a_hanging_driver_holds_up_no_hook(site: Site) -> None:
     finally:
         gone.set()
         assert wait_for(lambda: loop.stop())
+
+
+# The daemon round it
+
+
+def test_the_daemon_reports_an_end_soon_after_its_epilog(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("prepares jobs of others, so it needs root")
+    site = Site(tmp_path)
+    (tmp_path / "run").mkdir(exist_ok=True)
+    daemon = Daemon(site.services)
+    assert daemon._observer is not None
+    daemon._observer._spool = site.spool  # type: ignore[assignment]
+    cgroup(site.job(), memory__stat=STAT)
+    daemon.start()
+    try:
+        kept = tmp_path / "state/peaks/7.json"
+        assert wait_for(kept.exists), "it looks at once, and then every half minute"
+        answer = daemon._handle(ask("epilog", SLURM_JOB_EXIT_CODE2="0:0"))
+        assert site.spool == [], "nothing of it is done before slurmd has its answer"
+        for work in answer.afterwards:
+            work()
+        assert wait_for(lambda: len(site.spool) == 1, 10)
+    finally:
+        daemon.stop()
+    assert site.spool[0]["figures"]["host_memory_peak_mib"] == 348
+    assert not kept.exists()
+
+
+def test_a_site_may_switch_it_off(tmp_path: Path) -> None:
+    services = Services(settings(tmp_path, observe=False, report=True))
+    assert services.observed is None
+    daemon = Daemon(services)
+    assert daemon._observer is None
+    assert not (tmp_path / "state/peaks").exists()
+    assert Services(settings(tmp_path, report=True)).observed is not None
