@@ -12,6 +12,8 @@ from crater_slurm.model.workload import Workload
 
 #: A job that ran this long has shown its needs, however it ended: all models load within minutes.
 LONG_ENOUGH_SECONDS = 600.0
+#: One that was looked at less often may have grown between the last look and its end.
+ENOUGH_SAMPLES = 3
 _LONGEST_KEY = 255
 
 #: The measured fields with the most that any machine could honestly say; the least is 0.
@@ -78,11 +80,11 @@ class Observation:
     @property
     def counts(self) -> bool:
         """Whether it may teach a prediction: a short run that crashed would teach too little."""
-        if not self.samples:
-            return False
-        if self.seconds >= LONG_ENOUGH_SECONDS or self.is_lower_bound:
-            return True
-        return self.ended and self.succeeded is True
+        if self.is_lower_bound:
+            return self.samples > 0
+        ended_well = self.ended and self.succeeded is True
+        long_enough = self.seconds >= LONG_ENOUGH_SECONDS
+        return self.samples >= ENOUGH_SAMPLES and (ended_well or long_enough)
 
 
 def key_of(workload: Workload) -> str:

@@ -142,7 +142,11 @@ def test_a_job_without_model_or_plan_is_kept_without_key(
         ({"seconds": 600.0, "ended": False}, True),
         ({"seconds": 600.0, "succeeded": False}, True),
         ({"seconds": 40.0, "succeeded": False, "oom_kills": 1}, True),
-        ({"seconds": 40.0, "samples": 0}, False),
+        ({"seconds": 40.0, "samples": 2}, False),
+        ({"seconds": 40.0, "samples": 3}, True),
+        ({"seconds": 9000.0, "samples": 2}, False),
+        ({"seconds": 40.0, "samples": 1, "oom_kills": 2, "succeeded": False}, True),
+        ({"seconds": 40.0, "samples": 0, "oom_kills": 2, "succeeded": False}, False),
     ],
 )
 def test_short_runs_that_failed_teach_nothing(
