@@ -9,15 +9,19 @@ from pathlib import Path
 _serial = itertools.count()
 
 
-def write_atomically(path: Path, text: str, mode: int = 0o600) -> None:
-    """Replace a file in one step: temporary file beside it, fsync, rename."""
+def write_atomically(path: Path, text: str, mode: int = 0o600, *, durable: bool = True) -> None:
+    """Replace a file in one step: temporary file beside it, fsync, rename.
+
+    Without ``durable`` it is not waited for the disk; a power cut may then cost the file.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{next(_serial)}.tmp")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
     try:
         with os.fdopen(fd, "w", encoding="utf-8", errors="surrogateescape") as file:
             file.write(text)
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         temporary.rename(path)
     except OSError:
         temporary.unlink(missing_ok=True)

@@ -26,6 +26,7 @@ class Explained:
 
     decision: dict[str, Any] = field(default_factory=dict)
     grants: list[dict[str, Any]] = field(default_factory=list)
+    observations: list[dict[str, Any]] = field(default_factory=list)
     job: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
@@ -79,6 +80,7 @@ def _fetch(key: str, result: Explained) -> None:
     answer = client.decision(loaded().settings.scheduler.url, key)
     result.decision = answer["decision"]
     result.grants = answer["grants"]
+    result.observations = answer.get("observations", [])
 
 
 def _explain_plan(plan_id: str) -> Explained:
@@ -154,6 +156,7 @@ def _show(result: Explained, as_json: bool) -> None:
         document = {
             "decision": result.decision,
             "grants": result.grants,
+            "observations": result.observations,
             "job": result.job,
             "notes": result.notes,
         }
@@ -161,5 +164,6 @@ def _show(result: Explained, as_json: bool) -> None:
         return
     from crater_slurm.cli.explanation import lines
 
-    for line in lines(result.decision, result.grants, result.job, result.notes):
+    seen = result.observations
+    for line in lines(result.decision, result.grants, result.job, result.notes, seen):
         click.echo(line)

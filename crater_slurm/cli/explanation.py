@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from crater_slurm.cli import observed_view
 from crater_slurm.model.request import BY_ATTRIBUTE
 
 
@@ -14,17 +15,21 @@ def lines(
     grants: Sequence[Mapping[str, Any]],
     job: Mapping[str, str],
     notes: Sequence[str],
+    observations: Sequence[Mapping[str, Any]] = (),
 ) -> Iterator[str]:
     """Lines for a person: the request, each condition, the nodes, Slurm, what the job got."""
     if job:
         yield from _job(job)
     if decision:
         yield from _decision(decision)
-    if grants:
+    if grants or observations:
         yield ""
         yield "What the job got"
         for grant in grants:
             yield from _grant(grant)
+        for seen in observations:
+            yield f"  seen on {seen['node']} for {observed_view.span(seen)}:"
+            yield f"    {observed_view.sentence(seen)}"
     if notes:
         yield ""
         yield from notes

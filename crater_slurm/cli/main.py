@@ -27,6 +27,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "key": ("crater_slurm.cli.key:key", "Make the cluster's plan key."),
     "lab": ("crater_slurm.cli.lab:lab", "A throwaway Slurm on this machine."),
     "nodes": ("crater_slurm.cli.nodes:nodes", "List, show, import and compare node profiles."),
+    "observations": (
+        "crater_slurm.cli.observations:observations",
+        "List what jobs were seen to need.",
+    ),
     "render": ("crater_slurm.cli.render:render", "Write or check Slurm's configuration files."),
     "simulate": ("crater_slurm.cli.simulate:simulate", "Replay a trace under placement policies."),
     "topo": ("crater_slurm.cli.topo:topo", "Draw a node: NUMA, PCI tree, GPUs, NICs, NVMe."),

@@ -219,7 +219,14 @@ class Node(Section):
         "None by default: a job runs without its cache.",
     )
     sample_seconds: float = Field(
-        default=30, gt=0, description="How often the memory of running jobs is read, per NUMA node."
+        default=30,
+        gt=0,
+        description="How often running jobs are looked at: memory per NUMA node, and use.",
+    )
+    observe: bool = Field(
+        default=True,
+        description="Watch what running jobs need (memory, GPU memory and utilization, CPU, I/O) "
+        "at sample_seconds and, with report, tell crater-scheduler, which predicts by it.",
     )
     keep_jobs_days: float = Field(
         default=7,

@@ -6,6 +6,7 @@ a job by its id alone: nothing is ever removed by user or by name.
 
 from __future__ import annotations
 
+import re
 import time
 
 from crater_slurm.node import cache
@@ -25,10 +26,18 @@ def epilog(services: Services, request: Request) -> Answer:
             # Nothing known: a Prolog that never came through, or an empty state folder.
             services.cache.release(cluster, job_id, _kinds(services))
         else:
+            if record.phase != ENDED:
+                record.exit_code = _exit_code(request)
             end(services, record, answer)
         services.marks.clear(job_id)
     services.slurm_cpus.forget(job_id)
     return answer
+
+
+def _exit_code(request: Request) -> str:
+    """Slurm's ``code:signal`` of the job; empty when the hook did not send it."""
+    code = request.env.get("SLURM_JOB_EXIT_CODE2", "")
+    return code if re.fullmatch(r"[0-9]{1,3}:[0-9]{1,3}", code) else ""
 
 
 def end(services: Services, record: JobRecord, answer: Answer) -> None:

@@ -29,7 +29,8 @@ ENDED = "ended"
 class JobRecord:
     """A job on this node. ``token`` is the fingerprint of the plan token, ``restarts`` Slurm's
     restart count, ``folders`` its cache folders by kind, ``soft`` why its memory is not limited
-    to its NUMA nodes (for good, once decided), ``memory_mib`` its last sample per NUMA node."""
+    to its NUMA nodes (for good, once decided), ``memory_mib`` its last sample per NUMA node,
+    ``exit_code`` Slurm's code:signal of its end, empty until an Epilog told it."""
 
     job_id: str
     uid: int
@@ -42,6 +43,7 @@ class JobRecord:
     phase: str = PREPARED
     started: float = 0.0
     ended: float | None = None
+    exit_code: str = ""
     plan: dict[str, Any] | None = None
     token: str = ""
     plan_problem: str = ""
@@ -79,6 +81,7 @@ _KINDS: dict[str, type] = {
     "grant": dict,
     "gpus": list,
     "memory_mib": dict,
+    "exit_code": str,
 }
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from crater_slurm import __version__, systemd
 from crater_slurm.config.load import load
 from crater_slurm.errors import CraterError
-from crater_slurm.node import lifecycle, upkeep
+from crater_slurm.node import lifecycle, observe, upkeep
 from crater_slurm.node.request import Answer, Request
 from crater_slurm.node.server import Server, dispatch
 from crater_slurm.node.services import Services
@@ -30,6 +30,11 @@ class Daemon:
     def __init__(self, services: Services) -> None:
         self.services = services
         self._memory, self._cache = upkeep.loops(services)
+        self._observer: observe.Observer | None = None
+        if services.settings.node.observe:
+            self._observer = observe.Observer(services, services.observed)
+            seconds = services.settings.node.sample_seconds
+            self._observe = upkeep.Loop("observe", seconds, self._observer.round)
         self._server = Server(services.settings.node.socket, self._handle)
         self._watcher = Watcher(services.settings.node.cgroup_root, services.binder.reconcile)
 
@@ -42,10 +47,14 @@ class Daemon:
         services.cache.ensure_mounted()
         if services.spool:
             services.spool.start()
+        if services.observed:
+            services.observed.start()
         if not reason:
             self._watcher.start()
         self._memory.start()
         self._cache.start()
+        if self._observer:
+            self._observe.start()
         self._server.start()
 
     def stop(self) -> None:
@@ -55,6 +64,10 @@ class Daemon:
             self.services.binder.release()
         self._memory.stop()
         self._cache.stop()
+        if self._observer and self._observe.stop():
+            self._observer.close()
+        if self.services.observed:
+            self.services.observed.stop()
         if self.services.spool:
             self.services.spool.stop()
 
@@ -62,6 +75,8 @@ class Daemon:
         answer = dispatch(self.services, request)
         if request.operation == "epilog":
             answer.afterwards.append(self._cache.wake)
+            if self._observer:
+                answer.afterwards.append(self._observe.wake)
         return answer
 
 

@@ -22,6 +22,7 @@ from crater_slurm.slurm.spool import Spool
 
 _log = logging.getLogger("crater.node")
 _GRANTS = "/node/v1/grants"
+_OBSERVATIONS = "/node/v1/observations"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +79,12 @@ class Services:
             mode=node.memory_binding,
             reserve_mib=node.memory_reserve_mib,
         )
-        self.spool = (
-            Spool(node.state_dir / "spool", settings.scheduler.url.rstrip("/") + _GRANTS)
-            if node.report
+        url = settings.scheduler.url.rstrip("/")
+        self.spool = Spool(node.state_dir / "spool", url + _GRANTS) if node.report else None
+        #: Apart from the others, so that a scheduler that doesn't know these takes those.
+        self.observed = (
+            Spool(node.state_dir / "observed", url + _OBSERVATIONS)
+            if node.report and node.observe
             else None
         )
 

@@ -35,11 +35,12 @@ class Loop:
     def wake(self) -> None:
         self._event.set()
 
-    def stop(self) -> None:
-        """Ask it to end; waits only a moment, as it may hang in the kernel."""
+    def stop(self) -> bool:
+        """Ask it to end; waits only a moment, as it may hang in the kernel. Whether it ended."""
         self._stopped = True
         self._event.set()
         self._thread.join(timeout=1)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         while not self._stopped:

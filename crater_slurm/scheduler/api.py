@@ -1,4 +1,4 @@
-"""crater-scheduler's HTTP API: reports of nodes, decisions for people, health, metrics.
+"""crater-scheduler's HTTP API: what nodes report, decisions for people, health, metrics.
 
 Callers are known by MUNGE: ``Authorization: MUNGE <credential>`` over the SHA-256 (hex) of the
 body, which gives the uid and can't be replayed. Nodes report as root.
@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, HTTPException, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from pydantic import BaseModel, ConfigDict, Field
@@ -24,6 +25,7 @@ from crater_slurm.scheduler.service import Service
 from crater_slurm.slurm import munge
 from crater_slurm.store.decisions import decision_to_dict
 from crater_slurm.store.health import health_to_dict
+from crater_slurm.store.observations import observation_to_dict
 from crater_slurm.store.records import Grant
 
 _LONGEST_BODY = 1 << 20
@@ -42,12 +44,36 @@ class GrantReport(BaseModel):
     grant: dict[str, Any]
 
 
+_NODE_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$"
+
+
+class ObservationReport(BaseModel):
+    """What a job was seen to need on a node so far, or in all when it has ended.
+
+    ``figures`` are checked where they are taken, by one table of bounds.
+    """
+
+    model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
+
+    job_id: str = Field(pattern=r"^\d{1,10}$")
+    plan_id: str = Field(default="", max_length=64)
+    node: str = Field(pattern=_NODE_NAME)
+    time: float = Field(ge=0, le=2**33)
+    seconds: float = Field(ge=0, le=2**30)
+    ended: bool
+    succeeded: bool | None = None
+    oom_kills: int = Field(default=0, ge=0, le=2**31)
+    samples: int = Field(ge=0, le=2**31)
+    gpus: int = Field(default=0, ge=0, le=1024)
+    figures: dict[str, float | None] = Field(max_length=100)
+
+
 class NodeReport(BaseModel):
     """What a node says of itself, as crater-probe sends it: its profile, its health, or both."""
 
     model_config = ConfigDict(extra="forbid")
 
-    node: str = Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$")
+    node: str = Field(pattern=_NODE_NAME)
     profile: dict[str, Any] | None = None
     health: dict[str, Any] | None = None
 
@@ -82,14 +108,33 @@ def caller(proof: Sender) -> int:
 Caller = Annotated[int, Depends(caller)]
 
 
+def _unreadable(_: Request, error: Exception) -> Response:
+    """422 without what was sent: a NaN in it could not be sent back, and would become a 500."""
+    assert isinstance(error, RequestValidationError)
+    words = [{"loc": list(e["loc"]), "msg": e["msg"], "type": e["type"]} for e in error.errors()]
+    return JSONResponse({"detail": words}, 422)
+
+
 def build(service: Service, admins: Iterable[str], registry: CollectorRegistry) -> FastAPI:
     """The application over a running service."""
     app = FastAPI(title="crater-scheduler", version=__version__)
+    app.add_exception_handler(RequestValidationError, _unreadable)
     admin_uids = set(_uids(admins))
 
     def may_see(uid: int, owner: int) -> None:
         if uid != owner and uid not in admin_uids:
             raise HTTPException(403, "this decision belongs to another user")
+
+    def must_be(node: str, proof: munge.Credential) -> None:
+        if proof.uid not in admin_uids:
+            raise HTTPException(403, "only root or the crater user of a node reports")
+        verify = service.settings.scheduler.verify_node_host
+        if verify and not is_of_node(proof, node, service.slurm.node):
+            raise HTTPException(
+                403,
+                f"{proof.host} ({proof.address}) is not the node {node}; if it is, compare "
+                "'scontrol show node' with its host name, or set scheduler.verify_node_host",
+            )
 
     @app.get("/healthz")
     def health() -> JSONResponse:
@@ -118,20 +163,22 @@ def build(service: Service, admins: Iterable[str], registry: CollectorRegistry) 
 
     @app.post("/node/v1/reports", status_code=204)
     def reports(report: NodeReport, proof: Sender) -> None:
-        if proof.uid not in admin_uids:
-            raise HTTPException(403, "only root or the crater user of a node reports")
-        verify = service.settings.scheduler.verify_node_host
-        if verify and not is_of_node(proof, report.node, service.slurm.node):
-            raise HTTPException(
-                403,
-                f"{proof.host} ({proof.address}) is not the node {report.node}; if it is, compare "
-                "'scontrol show node' with its host name, or set scheduler.verify_node_host",
-            )
+        must_be(report.node, proof)
         try:
             if report.profile is not None:
                 service.reports.take_profile(report.node, report.profile)
             if report.health is not None:
                 service.reports.take_health(report.node, report.health)
+        except UsageError as error:
+            raise HTTPException(422, str(error)) from error
+        except CraterError as error:
+            raise HTTPException(503, str(error)) from error
+
+    @app.post("/node/v1/observations", status_code=204)
+    def observations(report: ObservationReport, proof: Sender) -> None:
+        must_be(report.node, proof)
+        try:
+            service.observed.take(report.model_dump())
         except UsageError as error:
             raise HTTPException(422, str(error)) from error
         except CraterError as error:
@@ -155,6 +202,7 @@ def build(service: Service, admins: Iterable[str], registry: CollectorRegistry) 
         may_see(uid, found.user_id)
         try:
             got = service.store().grants(plan_id=found.id)
+            seen = service.store().observations(plan_id=found.id)
         except CraterError as error:
             raise HTTPException(503, str(error)) from error
         return {
@@ -163,6 +211,7 @@ def build(service: Service, admins: Iterable[str], registry: CollectorRegistry) 
                 {"job_id": g.job_id, "node": g.node, "time": g.time, "got": dict(g.got)}
                 for g in got
             ],
+            "observations": [observation_to_dict(one) for one in seen],
             "age_seconds": round(time.time() - found.time, 1),
         }
 

@@ -1,4 +1,4 @@
-"""Writes decisions and grants to the store from a thread of its own.
+"""Writes decisions, grants and observations to the store from a thread of its own.
 
 A submission never waits for the store: a locked or full database costs the record, with a line
 in the log, never the job. What waits is bounded.
@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from crater_slurm.errors import StoreError
+from crater_slurm.model.observation import Observation
 from crater_slurm.model.plan import Decision
 from crater_slurm.store.records import Grant
 from crater_slurm.store.repository import Store
@@ -21,6 +22,7 @@ from crater_slurm.store.repository import Store
 _log = logging.getLogger("crater.scheduler.recorder")
 
 _T = TypeVar("_T")
+Record = Decision | Grant | Observation
 _MOST_WAITING = 50_000
 _RECENT = 512
 _RETRY_SECONDS = 2.0
@@ -33,7 +35,7 @@ class Recorder:
     def __init__(self, store: Callable[[], Store], keep_days: int) -> None:
         self._open_store = store
         self._keep_days = keep_days
-        self._queue: queue.Queue[Decision | Grant | None] = queue.Queue(_MOST_WAITING)
+        self._queue: queue.Queue[Record | None] = queue.Queue(_MOST_WAITING)
         self._recent: dict[str, Decision] = {}
         self._checks: dict[str, str] = {}
         self._lock = threading.Lock()
@@ -49,7 +51,7 @@ class Recorder:
         self._queue.put(None)
         self._thread.join(timeout=10)
 
-    def add(self, item: Decision | Grant, check: str | None = None) -> None:
+    def add(self, item: Record, check: str | None = None) -> None:
         """Queue a record; never blocks. ``check`` is the nonce by which crater check finds it."""
         if isinstance(item, Decision):
             with self._lock:
@@ -71,7 +73,7 @@ class Recorder:
 
     def _run(self) -> None:
         next_prune = 0.0
-        waiting: list[Decision | Grant] = []
+        waiting: list[Record] = []
         while True:
             try:
                 item = self._queue.get(timeout=_RETRY_SECONDS if waiting else None)
@@ -96,13 +98,15 @@ class Recorder:
             else:
                 self._stop_growing(waiting)
 
-    def _write(self, items: list[Decision | Grant]) -> bool:
+    def _write(self, items: list[Record]) -> bool:
         try:
             store = self._open_store()
             store.save_decisions(i for i in items if isinstance(i, Decision))
             for item in items:
                 if isinstance(item, Grant):
                     store.save_grant(item)
+            if seen := [i for i in items if isinstance(i, Observation)]:
+                store.add_observations(seen)
         except StoreError as error:
             if self.problem != str(error):
                 _log.error("decisions can't be written and wait in memory: %s", error)
@@ -123,7 +127,7 @@ class Recorder:
         except StoreError as error:
             _log.warning("old decisions can't be removed: %s", error)
 
-    def _stop_growing(self, waiting: list[Decision | Grant]) -> None:
+    def _stop_growing(self, waiting: list[Record]) -> None:
         if len(waiting) > _MOST_WAITING:
             self.dropped += len(waiting) - _MOST_WAITING
             del waiting[: len(waiting) - _MOST_WAITING]

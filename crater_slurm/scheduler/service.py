@@ -13,6 +13,7 @@ from crater_slurm.placement.planner import Preference
 from crater_slurm.placement.score import Weights
 from crater_slurm.scheduler.decide import Decider
 from crater_slurm.scheduler.keys import KeyFile
+from crater_slurm.scheduler.observed import Observed
 from crater_slurm.scheduler.recorder import Recorder
 from crater_slurm.scheduler.reports import Reports
 from crater_slurm.scheduler.socket import FilterSocket, Pairs
@@ -48,6 +49,7 @@ class Service:
         )
         self.recorder = Recorder(self.store, settings.store.keep_decisions_days)
         self.reports = Reports(self.store)
+        self.observed = Observed(self.store, self.recorder)
         self._decider = Decider(
             mode=Mode(settings.filter.mode),
             key=self.keys.signing_key,
@@ -79,11 +81,13 @@ class Service:
     def start(self) -> None:
         self.state.start()
         self.recorder.start()
+        self.observed.start()
         self.filter.start()
 
     def stop(self) -> None:
         self.filter.stop()
         self.state.stop()
+        self.observed.stop()
         self.recorder.stop()
 
     def answer(self, message: Pairs) -> Pairs:

@@ -87,6 +87,10 @@ class Spool:
         """Queue a report, which must be JSON data. Never raises."""
         self._incoming.put(dict(report))
 
+    def waits(self) -> bool:
+        """Whether reports of earlier are still here: the scheduler is away, or slow."""
+        return not self._incoming.empty() or any(self._folder.glob("[0-9]*.json"))
+
     def now(self, report: Mapping[str, Any]) -> str:
         """Deliver a report at once, past the spool; why it could not be, or ``""``."""
         try:

@@ -14,7 +14,7 @@ from crater_slurm.store import engine as engines
 from crater_slurm.store.decisions import decision_from_dict, decision_to_dict
 from crater_slurm.store.profiles import chunks
 from crater_slurm.store.records import Event, Grant, Pruned
-from crater_slurm.store.tables import DecisionRow, EventRow, GrantRow
+from crater_slurm.store.tables import DecisionRow, EventRow, GrantRow, ObservationRow
 
 _DAY_US = 86_400 * 10**6
 
@@ -139,10 +139,12 @@ class Journal:
         before = _us(now) - days * _DAY_US
         counts = []
         with engines.writing(self._engine) as connection:
-            for table in (DecisionRow, GrantRow, EventRow):
+            for table in (DecisionRow, GrantRow, EventRow, ObservationRow):
                 query = delete(table).where(table.time_us < before)
                 counts.append(connection.execute(query).rowcount)
-        return Pruned(decisions=counts[0], grants=counts[1], events=counts[2])
+        return Pruned(
+            decisions=counts[0], grants=counts[1], events=counts[2], observations=counts[3]
+        )
 
 
 def _us(seconds: float) -> int:

@@ -40,3 +40,4 @@ class Pruned:
     decisions: int
     grants: int
     events: int
+    observations: int

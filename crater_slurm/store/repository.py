@@ -19,6 +19,7 @@ from crater_slurm.store import engine as engines
 from crater_slurm.store import migrations, profiles
 from crater_slurm.store.codec import profile_from_dict, profile_to_dict
 from crater_slurm.store.journal import Journal
+from crater_slurm.store.observations import Observations
 from crater_slurm.store.tables import MetaRow, NodeRow
 
 _VERSION = "profile_version"
@@ -33,7 +34,7 @@ class Snapshot:
     names: tuple[str, ...]
 
 
-class Store(Journal):
+class Store(Journal, Observations):
     """An open store. Safe to share between threads; close it, or use it as a context."""
 
     def __init__(self, engine: Engine) -> None:

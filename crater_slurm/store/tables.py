@@ -239,6 +239,46 @@ class GrantRow(Base):
     document: Mapped[str] = mapped_column(_Document)
 
 
+class ObservationRow(Base):
+    """What a job was seen to need on one node; ``workload`` is JSON, the rest is unknown if NULL.
+
+    ``workload_key`` is that of the workload's model, method and framework.
+    """
+
+    __tablename__ = "observation"
+    __table_args__ = (
+        Index(None, "workload_key", "time_us"),
+        Index(None, "plan_id"),
+        Index(None, "time_us"),
+        _MYSQL,
+    )
+    job_id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    node: Mapped[str] = mapped_column(_Name, primary_key=True)
+    plan_id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    time_us: Mapped[int]
+    workload_key: Mapped[str | None]
+    workload: Mapped[str] = mapped_column(Text)
+    seconds: Mapped[float]
+    ended: Mapped[bool]
+    succeeded: Mapped[bool | None]
+    oom_kills: Mapped[int]
+    samples: Mapped[int]
+    gpus: Mapped[int]
+    host_memory_peak_mib: Mapped[int | None]
+    host_memory_total_peak_mib: Mapped[int | None]
+    gpu_memory_peak_mib: Mapped[int | None]
+    gpu_memory_size_mib: Mapped[int | None]
+    cpu_cores_mean: Mapped[float | None]
+    gpu_utilization_mean_percent: Mapped[float | None]
+    gpu_utilization_max_percent: Mapped[float | None]
+    gpu_utilization_recent_percent: Mapped[float | None]
+    ssd_read_mb_s_peak: Mapped[float | None]
+    ssd_write_mb_s_peak: Mapped[float | None]
+    ssd_read_mb_s_mean: Mapped[float | None]
+    ssd_write_mb_s_mean: Mapped[float | None]
+    ssd_iops_peak: Mapped[float | None]
+
+
 class EventRow(Base):
     """Something that happened to a node, in one sentence; where a value changed, both of it."""
 

@@ -22,6 +22,7 @@ from sqlalchemy import text
 from store_samples import plain_profile, rich_decision, rich_profile
 
 from crater_slurm.errors import StoreError, UsageError
+from crater_slurm.model.observation import FIGURES, Observation
 from crater_slurm.model.profile import Cpu, Method, NodeProfile, NumaNode, Nvme, Provenance
 from crater_slurm.store import engine as engines
 from crater_slurm.store import maintenance, migrations
@@ -60,6 +61,21 @@ def write_nodes(url: str, prefix: str, nodes: int, results: Any) -> None:
         results.put((prefix, "ok"))
     except Exception as error:
         results.put((prefix, repr(error)))
+
+
+def seen(**fields: Any) -> Observation:
+    """An observation with what each must have, changed by ``fields``."""
+    base: dict[str, Any] = {
+        "job_id": 7,
+        "plan_id": "p1",
+        "node": "gn01",
+        "time": 5.0,
+        "seconds": 3.5,
+        "samples": 2,
+        "key": "m|lora|torch",
+        "workload": {"model": "m"},
+    }
+    return Observation(**base | fields)
 
 
 def upgrade_store(url: str, results: Any) -> None:
@@ -231,6 +247,34 @@ class StoreContract:
         assert [found.message for found in store.events()] == ["other", "GPU 3 is gone", "first"]
         assert [found.message for found in store.events("gn01", limit=1)] == ["GPU 3 is gone"]
 
+    def test_an_observation_comes_back_as_it_was(self, store: Store) -> None:
+        whole = seen(
+            ended=True,
+            succeeded=False,
+            oom_kills=2,
+            gpus=8,
+            workload={"model": "Llama \u00fc", "micro_batch": 4, "activation_checkpointing": True},
+            **dict.fromkeys(FIGURES, 17.0),
+        )
+        bare = seen(job_id=8, key=None, workload={})
+        store.add_observations([whole, bare])
+        assert store.observations() == [whole, bare]
+        assert store.observations("m|lora|torch") == [whole]
+        assert store.observations("M|lora|torch") == []
+        assert store.observations(plan_id="p2") == []
+        assert store.observations(with_key=True) == [whole]
+
+    def test_the_newest_observation_of_a_job_and_node_stays(self, store: Store) -> None:
+        store.add_observation(seen(time=20.0, ended=True, cpu_cores_mean=2.5))
+        store.add_observation(seen(time=10.0))
+        assert [found.cpu_cores_mean for found in store.observations()] == [2.5]
+        store.add_observations([seen(time=40.0, samples=9), seen(time=30.0), seen(node="gn02")])
+        found = store.observations(limit=1)
+        assert [(one.time, one.samples) for one in found] == [(40.0, 9)]
+        assert [one.node for one in store.observations("m|lora|torch")] == ["gn01", "gn02"]
+        store.add_observations([])
+        assert len(store.observations()) == 2
+
     def test_pruning_takes_what_is_older_than_the_days(self, store: Store) -> None:
         now = 1000 * _DAY
         for age in (9.9, 10.0, 10.1):
@@ -239,9 +283,11 @@ class StoreContract:
             store.save_decision(rich_decision(key, time=then))
             store.save_grant(Grant(job_id=1, plan_id=key, node="gn01", time=then))
             store.add_events([Event(node="gn01", time=then, kind="report", message=key)])
-        assert store.prune(10, now) == Pruned(decisions=1, grants=1, events=1)
+            store.add_observation(seen(plan_id=key, time=then))
+        assert store.prune(10, now) == Pruned(decisions=1, grants=1, events=1, observations=1)
         assert [found.id for found in store.decisions()] == ["age9.9", "age10.0"]
-        assert store.prune(10, now) == Pruned(decisions=0, grants=0, events=0)
+        assert [found.plan_id for found in store.observations()] == ["age9.9", "age10.0"]
+        assert store.prune(10, now) == Pruned(decisions=0, grants=0, events=0, observations=0)
 
     # Several at once
 
@@ -311,7 +357,7 @@ class StoreContract:
         assert report.rows == dict.fromkeys(report.rows, 0) | {"meta": 1}
         assert set(report.rows) == {
             *("decision", "event", "gpu", "job_grant", "meta", "node", "numa_node", "nvlink"),
-            *("nvme", "provenance", "pci_device", "dimm"),
+            *("nvme", "provenance", "pci_device", "dimm", "observation"),
         }
 
     def test_drift_is_found(self, store: Store, url: str) -> None:
@@ -343,7 +389,7 @@ class StoreContract:
     ) -> None:
         monkeypatch.setattr(migrations, "REVISIONS", (migrations.HEAD, "9998"))
         monkeypatch.setattr(migrations, "HEAD", "9998")
-        with pytest.raises(StoreError, match="is at revision 0002, not 9998; run 'crater db up"):
+        with pytest.raises(StoreError, match="is at revision 0003, not 9998; run 'crater db up"):
             Store.open(url)
 
     def test_the_first_revision_is_upgraded_with_what_it_holds(self, url: str) -> None:
@@ -362,7 +408,7 @@ class StoreContract:
             "INSERT INTO nvme (node, position, name) VALUES ('n1', 0, 'nvme0n1')",
             "INSERT INTO event (node, time_us, kind, message) VALUES ('n1', 5, 'seen', 'It came.')",
         )
-        with pytest.raises(StoreError, match="is at revision 0001, not 0002; run 'crater db up"):
+        with pytest.raises(StoreError, match="is at revision 0001, not 0003; run 'crater db up"):
             Store.open(url)
         with Store.open(url, create=True) as store:
             assert store.profile("n1") == NodeProfile(

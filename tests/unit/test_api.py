@@ -24,6 +24,7 @@ from crater_slurm import __version__
 from crater_slurm.config import Settings
 from crater_slurm.errors import SlurmError, StoreError, UsageError
 from crater_slurm.model.health import NodeHealth
+from crater_slurm.model.observation import Observation
 from crater_slurm.model.plan import Decision, Mode, Verdict
 from crater_slurm.scheduler import api
 from crater_slurm.scheduler.service import Service
@@ -41,6 +42,22 @@ DECISION = Decision(
     request={"gpus": 2},
 )
 GRANT = Grant(job_id=7, plan_id="p1", node="n1", time=2.0, got={"gpus": ["GPU-1"]})
+SEEN = Observation(
+    job_id=7, plan_id="p1", node="n1", time=3.0, seconds=60.0, gpu_memory_peak_mib=17_600
+)
+OBSERVED: dict[str, Any] = {
+    "job_id": "7",
+    "plan_id": "p1",
+    "node": "n1",
+    "time": 3.0,
+    "seconds": 60.0,
+    "ended": True,
+    "succeeded": True,
+    "oom_kills": 0,
+    "samples": 2,
+    "gpus": 1,
+    "figures": {"gpu_memory_peak_mib": 17_600},
+}
 REPORT: dict[str, Any] = {
     "job_id": "7",
     "plan_id": "p1",
@@ -82,10 +99,22 @@ class FakeReports:
         return NodeHealth(node="n1", time=time.time(), load=1.5) if node == "n1" else None
 
 
+class FakeObserved:
+    def __init__(self) -> None:
+        self.taken: list[dict[str, Any]] = []
+        self.error: Exception | None = None
+
+    def take(self, report: dict[str, Any]) -> None:
+        if self.error:
+            raise self.error
+        self.taken.append(report)
+
+
 class FakeService:
     def __init__(self) -> None:
         self.recorder = FakeRecorder()
         self.reports = FakeReports()
+        self.observed = FakeObserved()
         self.settings = Settings()
         self.slurm = self
         self.wrong: list[str] = []
@@ -102,6 +131,9 @@ class FakeService:
 
     def grants(self, plan_id: str) -> list[Grant]:
         return [GRANT] if plan_id == "p1" else []
+
+    def observations(self, plan_id: str) -> list[Observation]:
+        return [SEEN] if plan_id == "p1" else []
 
 
 @pytest.fixture
@@ -169,6 +201,9 @@ def test_a_user_sees_the_own_decision_with_what_the_job_got(
     assert body["decision"]["id"] == "p1"
     assert body["decision"]["request"] == {"gpus": 2}
     assert body["grants"] == [{"job_id": 7, "node": "n1", "time": 2.0, "got": {"gpus": ["GPU-1"]}}]
+    (seen,) = body["observations"]
+    assert (seen["node"], seen["gpu_memory_peak_mib"]) == ("n1", 17_600)
+    assert "host_memory_peak_mib" not in seen, "what is unknown is left out"
     assert body["age_seconds"] > 0
 
 
@@ -442,6 +477,67 @@ def test_a_report_that_can_not_be_stored_says_why(
 ) -> None:
     service.reports.error = error
     answer = report(client, sign, ROOT, profile={})
+    assert (answer.status_code, answer.json()["detail"]) == (status, str(error))
+
+
+def observe(client: TestClient, sign: Any, uid: int = ROOT, **change: Any) -> Any:
+    body = json.dumps(OBSERVED | change).encode()
+    headers = sign(uid, body) | {"Content-Type": "application/json"}
+    return client.post("/node/v1/observations", content=body, headers=headers)
+
+
+def test_what_a_job_needed_is_taken_from_its_node(
+    client: TestClient, service: FakeService, sign: Any
+) -> None:
+    assert observe(client, sign).status_code == 204
+    assert observe(client, sign, ended=False, succeeded=None, newer_field=1).status_code == 204
+    assert service.observed.taken == [OBSERVED, OBSERVED | {"ended": False, "succeeded": None}]
+
+
+@pytest.mark.parametrize(("uid", "change"), [(ADA, {}), (ROOT, {"node": "n2"})])
+def test_nobody_else_says_what_a_job_needed(
+    client: TestClient, service: FakeService, sign: Any, uid: int, change: dict[str, Any]
+) -> None:
+    assert observe(client, sign, uid, **change).status_code == 403
+    assert service.observed.taken == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"job_id": "seven"},
+        {"node": "../n1"},
+        {"plan_id": "p" * 65},
+        {"time": float("nan")},
+        {"seconds": -1},
+        {"seconds": 1e30},
+        {"samples": 10**30},
+        {"gpus": -1},
+        {"oom_kills": 1.5},
+        {"ended": None},
+        {"figures": []},
+        {"figures": {"cpu_cores_mean": "many"}},
+        {"figures": {"cpu_cores_mean": float("inf")}},
+        {"figures": {f"f{i}": 1.0 for i in range(101)}},
+    ],
+    ids=lambda c: "-".join(map(str, c)),
+)
+def test_an_observation_that_is_not_as_agreed_is_422(
+    client: TestClient, service: FakeService, sign: Any, change: dict[str, Any]
+) -> None:
+    assert observe(client, sign, **change).status_code == 422
+    assert service.observed.taken == []
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(UsageError("cpu_cores_mean is 1e+09"), 422), (StoreError("the database is locked"), 503)],
+)
+def test_an_observation_that_can_not_be_kept_says_why(
+    client: TestClient, service: FakeService, sign: Any, error: Exception, status: int
+) -> None:
+    service.observed.error = error
+    answer = observe(client, sign)
     assert (answer.status_code, answer.json()["detail"]) == (status, str(error))
 
 

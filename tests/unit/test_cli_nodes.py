@@ -68,13 +68,13 @@ def gpu_node(store: Store) -> None:
 def test_upgrade_makes_the_store_and_then_leaves_it(run: Run, file: Path) -> None:
     assert run("db", "current").stdout == f"{file} has no tables yet; run 'crater db upgrade'\n"
     assert not file.exists()
-    assert run("db", "upgrade").stdout == f"{file} made, revision 0002\n"
-    assert run("db", "upgrade").stdout == f"{file} is at revision 0002 already\n"
-    assert run("db", "current").stdout == f"{file} is at revision 0002, the newest\n"
+    assert run("db", "upgrade").stdout == f"{file} made, revision 0003\n"
+    assert run("db", "upgrade").stdout == f"{file} is at revision 0003 already\n"
+    assert run("db", "current").stdout == f"{file} is at revision 0003, the newest\n"
     assert json.loads(run("db", "current", "--json").stdout) == {
         "store": str(file),
-        "current": "0002",
-        "newest": "0002",
+        "current": "0003",
+        "newest": "0003",
     }
 
 

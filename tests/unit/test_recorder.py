@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 import pytest
 
 from crater_slurm.errors import StoreError
+from crater_slurm.model.observation import Observation
 from crater_slurm.model.plan import Decision, Mode, Verdict
 from crater_slurm.scheduler import recorder as recorder_module
 from crater_slurm.scheduler.recorder import Recorder
@@ -23,6 +24,7 @@ class FakeStore:
         self.poison: set[str] = set()
         self.decisions: dict[str, Decision] = {}
         self.grants: list[Grant] = []
+        self.observations: list[Observation] = []
         self.pruned: list[tuple[int, float]] = []
 
     def opened(self) -> FakeStore:
@@ -38,6 +40,9 @@ class FakeStore:
 
     def save_grant(self, grant: Grant) -> None:
         self.grants.append(grant)
+
+    def add_observations(self, observations: Iterable[Observation]) -> None:
+        self.observations += observations
 
     def decision(self, key: str) -> Decision | None:
         return self.decisions.get(key)
@@ -80,6 +85,19 @@ def test_decisions_and_grants_reach_the_store(recorder: Recorder, store: FakeSto
     recorder.add(GRANT)
     wait_until(lambda: store.grants == [GRANT])
     assert store.decisions == {"d1": decision("d1")}
+
+
+def test_observations_reach_the_store_also_after_it_was_away(
+    recorder: Recorder, store: FakeStore
+) -> None:
+    one = Observation(job_id=7, plan_id="d1", node="n1", time=2.0, seconds=1.0)
+    store.away = "locked"
+    recorder.add(one)
+    recorder.add(GRANT)
+    wait_until(lambda: recorder.problem == "locked")
+    store.away = ""
+    wait_until(lambda: store.observations == [one])
+    assert store.grants == [GRANT]
 
 
 def test_a_decision_can_be_asked_for_before_it_is_written(

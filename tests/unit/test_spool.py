@@ -89,6 +89,19 @@ def test_reports_wait_in_order_while_the_scheduler_is_away(tmp_path: Path) -> No
     spool.stop()
 
 
+def test_whether_reports_wait_can_be_asked(tmp_path: Path) -> None:
+    scheduler = Scheduler(0)
+    spool = make(tmp_path, scheduler)
+    assert spool.waits() is False
+    spool.send({"job_id": "7"})
+    assert spool.waits() is True
+    assert wait_for(lambda: waiting(tmp_path) == 1)
+    assert spool.waits() is True
+    scheduler.statuses = [200]
+    assert wait_for(lambda: not spool.waits())
+    spool.stop()
+
+
 def test_reports_outlive_the_daemon(tmp_path: Path) -> None:
     first = make(tmp_path, Scheduler(0))
     first.send({"job_id": "7", "phase": "epilog", "grant": {}})

@@ -42,7 +42,7 @@ class GpuSampler:
         """Each GPU of the profile; one that the driver does not name has nothing but its index."""
         if not profile.gpus:
             return ()
-        states = self._ask()
+        states = self.ask()
         by_uuid = {state.get("uuid"): state for state in states}
         found = []
         for gpu in profile.gpus:
@@ -70,7 +70,8 @@ class GpuSampler:
                         stream.close()
             self._child = None
 
-    def _ask(self) -> list[dict[str, Any]]:
+    def ask(self) -> list[dict[str, Any]]:
+        """What the child says of each GPU; nothing, with ``problem`` set, when it fails."""
         if time.monotonic() < self._not_before:
             return []
         try:
