@@ -64,6 +64,7 @@ def _decision(decision: Mapping[str, Any]) -> Iterator[str]:
         for example, count, reason in decision.get("excluded", ()):
             who = example if count == 1 else f"{count} nodes such as {example}"
             yield f"  not {who}: {reason}"
+    yield from _health(decision.get("health", {}))
     if decision.get("nearest_node") and verdict == "refused":
         yield f"Nearest: {decision['nearest_node']}"
     if change := decision.get("smallest_change"):
@@ -99,6 +100,20 @@ def _conditions(conditions: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             f"  {mark} "
             + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         )
+
+
+def _health(health: Mapping[str, Any]) -> Iterator[str]:
+    """Degraded nodes among those that can run the job, with what is wrong there."""
+    told = health.get("degraded", ())
+    for node in told:
+        seen = "; ".join(f"{t['name']}: {t['seen']}" for t in node.get("worst", ()))
+        yield f"  degraded {node['node']}: score {node['score']:.2f}" + (
+            f" ({seen})" if seen else ""
+        )
+    if (more := health.get("degraded_nodes", 0) - len(told)) > 0:
+        yield f"  degraded too: {more} more nodes"
+    if health.get("left_out"):
+        yield f"  left out for their health: {health['left_out']}"
 
 
 def _plan_words(plan: Mapping[str, Any]) -> Iterator[str]:

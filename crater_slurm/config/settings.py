@@ -9,16 +9,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
+
+from crater_slurm.config.health import Health
+from crater_slurm.config.section import Section
 
 #: YAML 1.1 reads a bare ``off`` as false; here it is a word like the others.
 _OffIsAWord = BeforeValidator(lambda value: "off" if value is False else value)
-
-
-class Section(BaseModel):
-    """A part of the tree; an unknown key is an error, never ignored."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Slurm(Section):
@@ -242,6 +239,7 @@ class Settings(Section):
     store: Store = Store()
     filter: Filter = Filter()
     scheduler: Scheduler = Scheduler()
+    health: Health = Health()
     plan: Plan = Plan()
     node: Node = Node()
     probe: Probe = Probe()

@@ -78,14 +78,36 @@ class FakeReports:
     def take_health(self, node: str, data: Any) -> None:
         self.taken.append(("health", node, data))
 
-    def health(self, node: str) -> NodeHealth | None:
+
+JUDGED: dict[str, Any] = {
+    "node": "n1",
+    "score": 0.5,
+    "tier": 1,
+    "degraded": False,
+    "faults": [],
+    "flags": [],
+    "terms": [],
+    "own_weight": 1,
+}
+
+
+class FakeHealth:
+    def newest(self, node: str) -> NodeHealth | None:
         return NodeHealth(node="n1", time=time.time(), load=1.5) if node == "n1" else None
+
+    def describe(self, node: str) -> dict[str, Any] | None:
+        return JUDGED if node == "n1" else None
+
+    def slurm_weights(self) -> dict[str, int]:
+        return {"n1": 101, "n2": 1}
 
 
 class FakeService:
     def __init__(self) -> None:
         self.recorder = FakeRecorder()
         self.reports = FakeReports()
+        self.health = FakeHealth()
+        self.worth_a_look: list[str] = []
         self.settings = Settings()
         self.slurm = self
         self.wrong: list[str] = []
@@ -96,6 +118,9 @@ class FakeService:
 
     def problems(self) -> list[str]:
         return self.wrong
+
+    def warnings(self) -> list[str]:
+        return self.worth_a_look
 
     def store(self) -> FakeService:
         return self
