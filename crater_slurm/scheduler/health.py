@@ -102,6 +102,8 @@ class HealthWatch:
         self._looked_at = 0.0
         self._acted = 0.0
         self.problem = ""
+        #: How often Slurm's weights and drains were compared with what they should be.
+        self.rounds = 0
         self._started = clock()
         weights.add(tiered(self._known_tier, settings.health.penalties))
         self._stop = threading.Event()
@@ -216,6 +218,7 @@ class HealthWatch:
         wanted = orders(cluster, self.board.judged, own.drain, own.drain_share, self._steps)
         if self._drains.act(wanted, changing=enforcing) or told:
             self._acted = self._clock()
+        self.rounds += 1
 
     def describe(self, node: str) -> dict[str, Any] | None:
         """A node's score, terms and flags as JSON data; None for a node unknown to Slurm."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from crater_slurm.scheduler.health import HealthWatch
@@ -38,4 +38,8 @@ class HealthCollector(Collector):
             degraded.add_metric([node], float(found.standing.degraded))
         for node, value in self._watch.slurm_weights().items():
             weight.add_metric([node], value)
-        yield from (health, known, degraded, weight)
+        rounds = CounterMetricFamily(
+            "crater_health_rounds", "Comparisons of Slurm's weights and drains with health."
+        )
+        rounds.add_metric([], self._watch.rounds)
+        yield from (health, known, degraded, weight, rounds)
