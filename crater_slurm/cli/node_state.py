@@ -82,8 +82,8 @@ def _all(found: dict[str, Any], as_json: bool) -> None:
     rows = []
     for node in found["nodes"]:
         own = node["own_weight"]
-        changed = own is not None and own != node["weight"]
-        weight = f"{node['weight']} (own {own})" if changed else str(node["weight"])
+        weight = "?" if node["weight"] is None else str(node["weight"])
+        weight += f" (own {own})" if own is not None and own != node["weight"] else ""
         taking = sorted((t for t in node["terms"] if t["value"] < 1), key=_first)
         worst = "; ".join(f"{t['name']}: {t['seen']}" for t in taking[:2])
         rows.append((node["node"], f"{node['score']:.2f}", _flags(node), weight, worst or "-"))

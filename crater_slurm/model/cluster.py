@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 class SlurmNode:
     """One node as Slurm lists it. ``gres`` maps names to total counts; types are left out.
 
-    ``weight`` is what Slurm goes by now (nodes of a low one first), ``reason`` why it is drained or
-    down.
+    ``weight`` is what Slurm goes by now (nodes of a low one first, None if unknown), ``reason`` why
+    it is drained or down.
     """
 
     name: str
@@ -18,7 +18,7 @@ class SlurmNode:
     state: str = "unknown"
     features: frozenset[str] = frozenset()
     gres: dict[str, int] = field(default_factory=dict)
-    weight: int = 1
+    weight: int | None = None
     reason: str = ""
 
     @property

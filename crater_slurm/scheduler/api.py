@@ -150,9 +150,9 @@ def build(service: Service, admins: Iterable[str], registry: CollectorRegistry) 
     @app.get("/api/v1/health")
     def health_of_all(uid: Caller) -> dict[str, Any]:
         weights = service.health.slurm_weights()
-        described = [service.health.describe(name) for name in sorted(weights)]
+        described = [service.health.describe(name) for name in sorted(service.health.board.judged)]
         return {
-            "nodes": [d | {"weight": weights[d["node"]]} for d in described if d],
+            "nodes": [d | {"weight": weights.get(d["node"])} for d in described if d],
             "warnings": service.warnings(),
         }
 

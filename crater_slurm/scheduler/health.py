@@ -249,7 +249,8 @@ class HealthWatch:
     def slurm_weights(self) -> dict[str, int]:
         """The weight of every node as Slurm showed it last."""
         view = self._state.view
-        return {node.name: node.weight for node in view.cluster.nodes} if view else {}
+        nodes = view.cluster.nodes if view else ()
+        return {node.name: node.weight for node in nodes if node.weight is not None}
 
 
 def limits(settings: Health) -> Limits:

@@ -105,7 +105,10 @@ class Prometheus:
         """Ask once. A failure keeps what was known, which grows stale by itself."""
         try:
             problem = ""
-            self._health = self._read()
+            names = frozenset(self._known())
+            # A scrape that failed once must not make a node unknown at once.
+            kept = self._health | self._read(names)
+            self._health = {name: health for name, health in kept.items() if name in names}
         except CraterError as error:
             problem = str(error)
         except Exception as error:
@@ -115,7 +118,7 @@ class Prometheus:
             _log.warning("no health from Prometheus: %s", problem)
         self.problem = problem
 
-    def _read(self) -> dict[str, NodeHealth]:
+    def _read(self, names: frozenset[str]) -> dict[str, NodeHealth]:
         url, file = self._settings.url, self._settings.token_file
         assert url is not None
         token = prometheus_api.read_token(file) if file else None
@@ -125,7 +128,6 @@ class Prometheus:
                 url, expression, timeout_seconds=self._settings.timeout_seconds, token=token
             )
 
-        names = frozenset(self._known())
         labels = self._settings.node_labels
         window = self._settings.window_seconds
 
@@ -173,18 +175,21 @@ def read(
             entry.parts.setdefault(("gpu", key), {}).setdefault("throttled", []).append(reason)
     for entry, sample in of(_DCGM_TIME):
         entry.times.append(sample.value)
-    return {name: _health(name, entry, now, window_seconds) for name, entry in found.items()}
+    for entry in found.values():
+        if (sampled := entry.node.get("sampled")) is not None:
+            entry.times.append(sampled)
+    # Without a time it is a target that is gone: its last values would look new at each round.
+    return {name: _health(name, entry, now) for name, entry in found.items() if entry.times}
 
 
-def _health(name: str, found: _Found, now: float, window_seconds: float) -> NodeHealth:
-    """As old as the oldest that it is made of; at most as old as the server looked back."""
-    times = [*found.times, *([found.node["sampled"]] if "sampled" in found.node else [])]
+def _health(name: str, found: _Found, now: float) -> NodeHealth:
+    """As old as the oldest that it is made of."""
     parts: dict[str, list[tuple[str, dict[str, Any]]]] = {"gpu": [], "drive": [], "numa": []}
     for (part, key), fields in sorted(found.parts.items()):
         parts[part].append((key, fields))
     return NodeHealth(
         node=name,
-        time=min([*times, now]) if times else now - window_seconds,
+        time=min(*found.times, now),
         load=found.node.get("load"),
         gpus=tuple(_gpu(int(k), f) for k, f in parts["gpu"] if _index(k)),
         drives=tuple(DriveHealth(name=k, **f) for k, f in parts["drive"]),

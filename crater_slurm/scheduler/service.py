@@ -77,7 +77,7 @@ class Service:
         control = Control(self.slurm)
         source = None
         if own.prometheus.url:
-            source = Prometheus(own.prometheus, lambda: self.health.slurm_weights())
+            source = Prometheus(own.prometheus, self.state.node_names)
         return HealthWatch(
             self.settings,
             self.state,

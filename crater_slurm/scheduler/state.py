@@ -84,6 +84,10 @@ class State:
         """Profiles by node, as they are in the store; replaced as a whole, never changed."""
         return self._profiles
 
+    def node_names(self) -> frozenset[str]:
+        """Names of Slurm's nodes; none before Slurm was read."""
+        return frozenset(self.view.planner.inventory.names) if self.view else frozenset()
+
     def start(self) -> None:
         self._thread.start()
 

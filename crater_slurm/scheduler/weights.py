@@ -61,6 +61,8 @@ def plan(
     # A node that Slurm does not list for a while may come back with a weight of ours.
     result = Round(dict(known))
     for node in cluster.nodes:
+        if node.weight is None:
+            continue
         now = learn(known.get(node.name), node.weight)
         extra = penalty(node.name) if changing else 0
         if extra is None:

@@ -80,7 +80,8 @@ class Client:
         # The picture is as old as the question: what is changed meanwhile may not be in it.
         begin = time.time()
         return parse_sinfo(
-            self.run("sinfo", "--all", "--noheader", "--format", _FORMAT),
+            # Without --exact nodes of several weights share a line, and it says "1+".
+            self.run("sinfo", "--all", "--exact", "--noheader", "--format", _FORMAT),
             name=config.get("ClusterName", ""),
             version=parse_version(config.get("SLURM_VERSION", "")),
             gres_types=frozenset(filter(None, config.get("GresTypes", "").split(","))),
@@ -136,14 +137,14 @@ def parse_sinfo(
     default_partition: str | None = None,
     now: float | None = None,
 ) -> SlurmCluster:
-    """Cluster from ``sinfo -h -o '%R|%T|%f|%G|%w|%N|%E'``; lines of one node are merged."""
-    nodes: dict[str, tuple[set[str], str, frozenset[str], dict[str, int], int, str]] = {}
+    """Cluster from ``sinfo -eh -o '%R|%T|%f|%G|%w|%N|%E'``; lines of one node are merged."""
+    nodes: dict[str, tuple[set[str], str, frozenset[str], dict[str, int], int | None, str]] = {}
     for line in text.splitlines():
         fields = line.split("|", 6)
         if len(fields) != 7:
             continue
         partition, state, features, gres_text, weight_text, names, reason = fields
-        weight = int(weight_text) if weight_text.isdecimal() else 1
+        weight = int(weight_text) if weight_text.isdecimal() else None
         reason = "" if reason.strip() in ("none", "(null)") else reason.strip()
         parsed_features = frozenset(filter(None, features.replace("(null)", "").split(",")))
         try:

@@ -116,10 +116,15 @@ def api(lab: Lab, path: str) -> str:
     return str(python(lab, "-c", code, user="root").stdout)
 
 
-def test_one_line_of_sinfo_stands_for_nodes_alike(lab: Lab) -> None:
-    lines = slurm(lab, "sinfo", "-a", "-h", "-o", "%R|%T|%f|%G|%w|%N|%E").splitlines()
-    assert len({line.split("|")[0] for line in lines}) == len(lines), lines
-    assert all(line.split("|")[4:] == ["1", "a[1-2]", "none"] for line in lines), lines
+def test_one_line_of_sinfo_stands_for_nodes_of_one_weight(lab: Lab) -> None:
+    def lines() -> list[list[str]]:
+        text = slurm(lab, "sinfo", "-a", "-e", "-h", "-o", "%R|%T|%f|%G|%w|%N|%E")
+        return [line.split("|") for line in text.splitlines()]
+
+    assert [line[4:] for line in lines()] == [["1", "a[1-2]", "none"]]
+    report(lab, "a1", celsius=95)
+    weight_becomes(lab, "a1", HOT)
+    assert sorted(line[4:] for line in lines()) == [["1", "a2", "none"], [str(HOT), "a1", "none"]]
 
 
 def test_an_ill_node_is_taken_last(lab: Lab) -> None:

@@ -26,6 +26,7 @@ from crater_slurm.errors import SlurmError, StoreError, UsageError
 from crater_slurm.model.health import NodeHealth
 from crater_slurm.model.plan import Decision, Mode, Verdict
 from crater_slurm.scheduler import api
+from crater_slurm.scheduler.health import Board
 from crater_slurm.scheduler.service import Service
 from crater_slurm.slurm import munge
 from crater_slurm.store.records import Grant
@@ -92,6 +93,8 @@ JUDGED: dict[str, Any] = {
 
 
 class FakeHealth:
+    board = Board({"n2": None, "n1": None})  # type: ignore[dict-item]
+
     def newest(self, node: str) -> NodeHealth | None:
         return NodeHealth(node="n1", time=time.time(), load=1.5) if node == "n1" else None
 

@@ -59,6 +59,7 @@ def test_nodes_are_the_same_in_every_version_s_words(version: str) -> None:
     assert found["c2"].gres == {}
     assert found["c2"].usable
     assert {n: found[n].weight for n in found} == {"a1": 1, "a2": 1, "a3": 1, "c1": 7, "c2": 7}
+    assert parse_sinfo("gpu|idle|||1+|n[1-2]|none").nodes[0].weight is None
     assert {n: found[n].reason for n in found if found[n].reason} == {"a3": "GPU 3 | is odd"}
 
 

@@ -281,3 +281,9 @@ def test_the_penalty_of_a_tier() -> None:
     tiers: dict[str, int | None] = {"well": 0, "ill": 2, "dead": 9, "new": None}
     penalty = tiered(tiers.__getitem__, (100, 1000, 10_000))
     assert [penalty(name) for name in tiers] == [0, 1000, 10_000, None]
+
+
+def test_a_weight_that_slurm_does_not_tell_is_left_alone() -> None:
+    seen = SlurmCluster(nodes=(SlurmNode(name="n1"),))
+    found = plan(seen, {"n1": Known(5)}, lambda _: 100, changing=True)
+    assert (found.changes, found.known) == ({}, {"n1": Known(5)})
