@@ -505,3 +505,31 @@ def test_munge_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(SlurmError, match="munge is not installed"):
         munge.encode("x")
+
+
+def test_a_nodes_health_comes_with_its_score(client: TestClient, sign: Any) -> None:
+    told = client.get("/api/v1/nodes/n1/health", headers=sign(ADA)).json()
+    assert told["judged"] == JUDGED
+
+
+def test_all_nodes_health_is_one_question(
+    client: TestClient, service: FakeService, sign: Any
+) -> None:
+    service.worth_a_look = ["Prometheus does not answer"]
+    told = client.get("/api/v1/health", headers=sign(ADA)).json()
+    assert told == {
+        "nodes": [JUDGED | {"weight": 101}],
+        "warnings": ["Prometheus does not answer"],
+    }
+    assert client.get("/api/v1/health").status_code == 401
+
+
+def test_a_warning_leaves_the_daemon_healthy(client: TestClient, service: FakeService) -> None:
+    service.worth_a_look = ["Prometheus does not answer"]
+    answer = client.get("/healthz")
+    assert answer.status_code == 200
+    assert answer.json() == {"status": "ok", "warnings": ["Prometheus does not answer"]}
+    service.wrong = ["the database is locked"]
+    answer = client.get("/healthz")
+    assert answer.status_code == 503
+    assert answer.json()["warnings"] == ["Prometheus does not answer"]
