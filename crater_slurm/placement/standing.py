@@ -33,6 +33,8 @@ class Switch:
 
     def see(self, yes: bool, needed: int) -> Switch:
         """The switch after one more report; the streak is counted no further than needed."""
+        if self.streak == (needed if yes else -needed):
+            return self
         streak = max(self.streak, 0) + 1 if yes else min(self.streak, 0) - 1
         if abs(streak) >= needed:
             return Switch(yes, needed if yes else -needed)
@@ -88,7 +90,8 @@ def step(standing: Standing, score: HealthScore, steps: Steps) -> Standing:
     for term in score.terms:
         if term.share is None:
             switches[term.name] = switches.get(term.name, _OFF).see(term.fault, steps.reports)
-    return Standing(switches)
+    # Most reports change nothing; then nothing new is made for the thousands of nodes.
+    return standing if switches == standing.switches else Standing(switches)
 
 
 def _bounds(steps: Steps) -> Iterator[tuple[str, float]]:

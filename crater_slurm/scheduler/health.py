@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +36,15 @@ _BASELINE_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
+class GradedSets:
+    """Degraded nodes as sets of one inventory, and room to keep what was worked out with them."""
+
+    inventory: Inventory
+    sets: tuple[int, ...]
+    kept: dict[Hashable, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Board:
     """Every node's score and standing at one moment. Replaced as a whole, never changed.
 
@@ -44,17 +53,17 @@ class Board:
 
     judged: Mapping[str, Judged] = field(default_factory=dict)
     grades: tuple[tuple[str, ...], ...] = ()
-    _sets: list[tuple[Inventory, tuple[int, ...]]] = field(default_factory=list)
+    _sets: list[GradedSets] = field(default_factory=list)
 
-    def worst_first(self, inventory: Inventory) -> tuple[int, ...]:
-        """The grades as node sets of an inventory; kept, since each submission asks."""
+    def worst_first(self, inventory: Inventory) -> GradedSets | None:
+        """The grades as node sets of an inventory; None when no node is degraded."""
         if not self.grades:
-            return ()
-        if not self._sets or self._sets[-1][0] is not inventory:
-            sets = tuple(inventory.name_set(names) for names in self.grades)
-            self._sets[:] = [(inventory, sets)]
-            return sets
-        return self._sets[-1][1]
+            return None
+        known = self._sets[-1] if self._sets else None
+        if known is None or known.inventory is not inventory:
+            known = GradedSets(inventory, tuple(map(inventory.name_set, self.grades)))
+            self._sets[:] = [known]
+        return known
 
 
 @dataclass(slots=True)

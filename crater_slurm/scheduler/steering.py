@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from crater_slurm.placement.avoid import avoid
 from crater_slurm.placement.outcome import Outcome, Scope
-from crater_slurm.scheduler.health import Board
+from crater_slurm.placement.tally import union
+from crater_slurm.scheduler.health import Board, GradedSets
 from crater_slurm.scheduler.state import View
 
 #: Nodes that a record tells about one by one.
 _MOST_TOLD = 20
+#: Needs whose outcome is kept for one state of the board.
+_MOST_KEPT = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,21 +27,33 @@ class Steered:
     notes: tuple[str, ...] = ()
 
 
+NOTHING = Steered()
+
+
 def steer(board: Board | None, view: View, outcome: Outcome, scope: Scope) -> Steered:
     """What health changes about a plan: nothing, where no degraded node could have run the job."""
     inventory = view.planner.inventory
-    grades = board.worst_first(inventory) if board else ()
-    degraded = 0
-    for grade in grades:
-        degraded |= grade & outcome.passed
-    if board is None or not degraded or not outcome.feasible:
-        return Steered()
+    grades = board.worst_first(inventory) if board else None
+    if board is None or grades is None or not outcome.feasible:
+        return NOTHING
+    named = inventory.name_set(scope.only or ())
+    key = (outcome.passed, outcome.need.nodes, named)
+    # Users repeat themselves, and putting many nodes into words takes longer than the decision.
+    steered = grades.kept.get(key)
+    if steered is None:
+        if len(grades.kept) >= _MOST_KEPT:
+            grades.kept.clear()
+        steered = grades.kept[key] = _steer(board, grades, view, outcome, named)
+    return cast(Steered, steered)
+
+
+def _steer(board: Board, grades: GradedSets, view: View, outcome: Outcome, named: int) -> Steered:
+    inventory = grades.inventory
+    degraded = union(grades.sets) & outcome.passed
+    if not degraded:
+        return NOTHING
     left_out = avoid(
-        outcome.passed,
-        grades,
-        outcome.need.nodes,
-        usable=inventory.usable,
-        named=inventory.name_set(scope.only or ()),
+        outcome.passed, grades.sets, outcome.need.nodes, usable=inventory.usable, named=named
     )
     told = list(_told(board, inventory.names_of(degraded, _MOST_TOLD)))
     record: dict[str, object] = {
@@ -46,9 +61,7 @@ def steer(board: Board | None, view: View, outcome: Outcome, scope: Scope) -> St
         "degraded_nodes": degraded.bit_count(),
         "left_out": view.hostlist(left_out) if left_out else "",
     }
-    return Steered(
-        left_out, record, tuple(_notes(view, left_out, degraded, told, bool(scope.only)))
-    )
+    return Steered(left_out, record, tuple(_notes(view, left_out, degraded, told, bool(named))))
 
 
 def _told(board: Board, names: list[str]) -> Iterator[dict[str, Any]]:

@@ -132,8 +132,15 @@ HOT = {
     ],
 }
 WELL = {
-    **{"node": "gn02", "score": 1.0, "tier": 0, "degraded": False, "faults": [], "terms": []},
-    **{"flags": ["no_report"], "own_weight": None, "weight": 7},
+    "node": "gn02",
+    "score": 1.0,
+    "tier": 0,
+    "degraded": False,
+    "faults": [],
+    "terms": [],
+    "flags": ["no_report"],
+    "own_weight": None,
+    "weight": 7,
 }
 
 
