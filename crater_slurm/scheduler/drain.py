@@ -113,6 +113,7 @@ class Drains:
     def __init__(self, control: Control) -> None:
         self._control = control
         self._told: Orders = Orders()
+        self._failed: frozenset[str] = frozenset()
         self.problem = ""
 
     def act(self, wanted: Orders, *, changing: bool) -> bool:
@@ -126,6 +127,7 @@ class Drains:
             *self._each(wanted.drain, lambda n: self._control.drain(n, wanted.drain[n]), "drained"),
             *self._each(wanted.undrain, self._control.undrain, "undrained"),
         ]
+        self._failed = frozenset(failed)
         self.problem = failed[-1] if failed else ""
         return bool(wanted.drain or wanted.undrain)
 
@@ -137,8 +139,10 @@ class Drains:
                 else:
                     _log.info("%s is not %s: somebody else changed it", node, done)
             except SlurmError as error:
-                _log.warning("%s can't be %s: %s", node, done, error)
-                yield f"{node} can't be {done}: {error}"
+                text = f"{node} can't be {done}: {error}"
+                if text not in self._failed:
+                    _log.warning("%s", text)
+                yield text
 
     def _log(self, wanted: Orders, changing: bool) -> None:
         for node, why in wanted.waiting.items():
