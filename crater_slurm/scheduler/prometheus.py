@@ -56,6 +56,7 @@ _WHOLE = {
 _THROTTLED = "crater_gpu_throttled == 1"
 #: DCGM's exporter has no metric that tells when it looked; Prometheus knows when it asked.
 _DCGM_TIME = "timestamp(DCGM_FI_DEV_GPU_TEMP)"
+_LONGEST_LABEL = 255
 
 
 @dataclass(slots=True)
@@ -166,12 +167,13 @@ def read(
             value = int(sample.value) if attribute in _WHOLE else sample.value
             if part == "node":
                 entry.node[attribute] = value
-            elif key := sample.labels.get(label):
+            elif key := _text(sample.labels.get(label, "")):
                 fields = entry.parts.setdefault((part, key), {})
                 # The instances of a MIG GPU are series of their own.
                 fields[attribute] = value
     for entry, sample in of(_THROTTLED):
-        if (key := sample.labels.get("gpu")) and (reason := sample.labels.get("reason")):
+        key, reason = (_text(sample.labels.get(name, "")) for name in ("gpu", "reason"))
+        if key and reason:
             entry.parts.setdefault(("gpu", key), {}).setdefault("throttled", []).append(reason)
     for entry, sample in of(_DCGM_TIME):
         entry.times.append(sample.value)
@@ -195,6 +197,11 @@ def _health(name: str, found: _Found, now: float) -> NodeHealth:
         drives=tuple(DriveHealth(name=k, **f) for k, f in parts["drive"]),
         numa_nodes=tuple(NumaHealth(id=int(k), **f) for k, f in parts["numa"] if _index(k)),
     )
+
+
+def _text(label: str) -> str:
+    """A label as it may be shown to people; nothing of what a terminal would obey."""
+    return label if label.isprintable() and len(label) <= _LONGEST_LABEL else ""
 
 
 def _index(text: str) -> bool:

@@ -213,6 +213,9 @@ def test_labels_of_another_kind_are_left_out(server: Server) -> None:
     odd = [{"gpu": "x"}, {"gpu": "-1"}, {"gpu": "99999999"}, {"gpu": "²"}, {}]
     server.series = {
         last("DCGM_FI_DEV_GPU_TEMP"): [({"Hostname": "gn01"} | more, "50") for more in odd],
+        last("crater_ssd_wear_percent"): [
+            ({"node": "gn01", "device": name}, "99") for name in ("a\x1b[2J", "x" * 256, "")
+        ],
         **DCGM_TIME,
     }
     found = source(server)
@@ -220,7 +223,7 @@ def test_labels_of_another_kind_are_left_out(server: Server) -> None:
     assert found.problem == ""
     health = found.health("gn01")
     assert health is not None
-    assert health.gpus == ()
+    assert (health.gpus, health.drives) == ((), ())
 
 
 @pytest.mark.parametrize(
