@@ -125,17 +125,19 @@ class Drains:
             return False
         failed = [
             *self._each(wanted.drain, lambda n: self._control.drain(n, wanted.drain[n]), "drained"),
-            *self._each(wanted.undrain, self._control.undrain, "undrained"),
+            *self._each(dict.fromkeys(wanted.undrain, ""), self._control.undrain, "undrained"),
         ]
         self._failed = frozenset(failed)
         self.problem = failed[-1] if failed else ""
         return bool(wanted.drain or wanted.undrain)
 
-    def _each(self, nodes: Iterable[str], act: Callable[[str], bool], done: str) -> Iterable[str]:
-        for node in nodes:
+    def _each(
+        self, nodes: Mapping[str, str], act: Callable[[str], bool], done: str
+    ) -> Iterable[str]:
+        for node, why in nodes.items():
             try:
                 if act(node):
-                    _log.warning("%s is %s", node, done)
+                    _log.warning("%s is %s%s", node, done, f": {why}" if why else "")
                 else:
                     _log.info("%s is not %s: somebody else changed it", node, done)
             except SlurmError as error:

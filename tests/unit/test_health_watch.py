@@ -148,6 +148,15 @@ def test_one_report_counts_once_however_often_it_is_looked_at(site: Site) -> Non
     assert not site.described("n1")["degraded"]
 
 
+def test_a_new_profile_does_not_make_a_report_count_again(site: Site) -> None:
+    site.report("n1", celsius=95)
+    for count in (900, 901, 902, 903):
+        site.machines[0] = node("n1", iops=count)
+        site.pass_(10)
+    assert site.described("n1")["score"] == 0
+    assert not site.described("n1")["degraded"]
+
+
 def test_a_node_that_falls_silent_is_neutral_again(site: Site) -> None:
     site.rounds(3, "n1", celsius=95)
     assert site.described("n1")["degraded"]

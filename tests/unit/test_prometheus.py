@@ -169,7 +169,7 @@ def test_a_target_that_is_gone_tells_nothing_new(server: Server) -> None:
     server.series = values
     late = source(server, window_seconds=60)
     late.poll()
-    assert late.health("gn02") is None
+    assert (late.health("gn02"), late.problem) == (None, "")
 
 
 def test_a_node_that_slurm_no_longer_has_is_forgotten(server: Server) -> None:
@@ -317,6 +317,16 @@ def test_a_broken_server_is_a_problem_and_what_was_known_grows_old(
     server.instead = None
     found.poll()
     assert found.problem == ""
+
+
+@pytest.mark.parametrize(("instead", "says"), [(drips, "too slowly"), (endless, "more than 50000")])
+def test_an_answer_has_an_end_in_time_and_size(
+    server: Server, instead: Any, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prometheus_api, "_LONGEST_ANSWER", 50_000)
+    server.instead = instead
+    with pytest.raises(UnavailableError, match=says):
+        query(server.url, "up", timeout_seconds=0.3)
 
 
 def test_the_first_question_without_an_answer_is_the_last_of_a_round(server: Server) -> None:
