@@ -72,6 +72,7 @@ def _decision(decision: Mapping[str, Any]) -> Iterator[str]:
     if scores := decision.get("scores"):
         yield ""
         yield from _scores(scores)
+    yield from _health(decision.get("health", {}))
     if decision.get("nearest_node") and verdict == "refused":
         yield f"Nearest: {decision['nearest_node']}"
     if change := decision.get("smallest_change"):
@@ -123,6 +124,20 @@ def _scores(scores: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             yield (
                 f"      {term['weight']:.2f} x {term['value']:.2f}  {term['name']}: {term['why']}"
             )
+
+
+def _health(health: Mapping[str, Any]) -> Iterator[str]:
+    """Degraded nodes among those that can run the job, with what is wrong there."""
+    told = health.get("degraded", ())
+    for node in told:
+        seen = "; ".join(f"{t['name']}: {t['seen']}" for t in node.get("worst", ()))
+        yield f"  degraded {node['node']}: score {node['score']:.2f}" + (
+            f" ({seen})" if seen else ""
+        )
+    if (more := health.get("degraded_nodes", 0) - len(told)) > 0:
+        yield f"  degraded too: {more} more nodes"
+    if health.get("left_out"):
+        yield f"  left out for their health: {health['left_out']}"
 
 
 def _plan_words(plan: Mapping[str, Any]) -> Iterator[str]:

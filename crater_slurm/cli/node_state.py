@@ -49,19 +49,64 @@ def events(name: str | None, limit: int, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("name")
+@click.argument("name", required=False)
 @_json
-def health(name: str, as_json: bool) -> None:
-    """Show how node NAME is, by its newest report: load, memory, GPUs, drives."""
+def health(name: str | None, as_json: bool) -> None:
+    """Show the health score of all nodes, or how node NAME is and what its score is made of."""
     from crater_slurm.scheduler import client
 
-    found = client.node_health(loaded().settings.scheduler.url, name)
+    url = loaded().settings.scheduler.url
+    if name is None:
+        _all(client.cluster_health(url), as_json)
+        return
+    found = client.node_health(url, name)
     if as_json:
         print_json(found)
         return
     age, load = found["age_seconds"], found.get("load")
     click.echo(f"{name}, reported {age:g} s ago" + ("" if load is None else f", load {load:g}"))
     print_table(("PART", "STATE"), list(_rows(found)))
+    if judged := found.get("judged"):
+        click.echo(f"\nscore {_score(judged)}")
+        if terms := judged["terms"]:
+            print_table(
+                ("TERM", "VALUE", "SEEN", "THRESHOLD"),
+                [(t["name"], f"{t['value']:.2f}", t["seen"], t["threshold"]) for t in terms],
+            )
+
+
+def _all(found: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(found)
+        return
+    rows = []
+    for node in found["nodes"]:
+        own = node["own_weight"]
+        weight = "?" if node["weight"] is None else str(node["weight"])
+        weight += f" (own {own})" if own is not None and own != node["weight"] else ""
+        taking = sorted((t for t in node["terms"] if t["value"] < 1), key=_first)
+        worst = "; ".join(f"{t['name']}: {t['seen']}" for t in taking[:2])
+        rows.append((node["node"], f"{node['score']:.2f}", _flags(node), weight, worst or "-"))
+    print_table(("NODE", "SCORE", "FLAGS", "WEIGHT", "WORST"), rows)
+    for warning in found["warnings"]:
+        click.echo(f"crater: warning: {warning}", err=True)
+
+
+def _first(term: dict[str, Any]) -> tuple[bool, float]:
+    """Grave terms first, the worst of them before the others."""
+    return not term["grave"], term["value"]
+
+
+def _score(judged: dict[str, Any]) -> str:
+    return f"{judged['score']:.2f}, {_flags(judged)}"
+
+
+def _flags(judged: dict[str, Any]) -> str:
+    """``tier 2, degraded, gpu_lost``; ``well`` when there is nothing to say."""
+    words = [f"tier {judged['tier']}"] if judged["tier"] else []
+    words += ["degraded"] if judged["degraded"] else []
+    words += [*judged["faults"], *judged["flags"]]
+    return ", ".join(words) or "well"
 
 
 def _rows(found: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -18,6 +18,7 @@ from crater_slurm.lab.inventory import Inventory
 from crater_slurm.lab.places import CONTROLLER, INSIDE, INSIDE_ROOT, LIBRARY, Folders
 from crater_slurm.lab.spec import LabSpec
 from crater_slurm.slurm import render
+from crater_slurm.slurm.node_gres import Choices
 from crater_slurm.store.codec import profile_to_dict
 
 _FIRST_PORT = 27101
@@ -67,7 +68,7 @@ def write_slurm(
         version=version,
         groups=groups,
         # As crater render writes them: a plan prefers nodes by these.
-        choices=render.Choices(features=True),
+        choices=Choices(features=True),
         # The machine has fewer cores than the nodes: what the file says counts.
         slurmd_parameters=("config_overrides",),
     )

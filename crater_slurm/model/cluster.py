@@ -7,13 +7,19 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmNode:
-    """One node as Slurm lists it. ``gres`` maps names to total counts; types are left out."""
+    """One node as Slurm lists it. ``gres`` maps names to total counts; types are left out.
+
+    ``weight`` is what Slurm goes by now (nodes of a low one first, None if unknown), ``reason`` why
+    it is drained or down.
+    """
 
     name: str
     partitions: frozenset[str] = frozenset()
     state: str = "unknown"
     features: frozenset[str] = frozenset()
     gres: dict[str, int] = field(default_factory=dict)
+    weight: int | None = None
+    reason: str = ""
 
     @property
     def usable(self) -> bool:

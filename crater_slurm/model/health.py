@@ -7,10 +7,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+#: Why a driver slows a GPU down, by bit (nvml.h, nvmlClocksEventReasons; DCGM has the same); idle
+#: and limits that an admin or application set are no faults.
+THROTTLE_REASONS = {
+    0x04: "power_cap",
+    0x08: "hardware_slowdown",
+    0x20: "thermal",
+    0x40: "hardware_thermal",
+    0x80: "power_brake",
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuHealth:
-    """One GPU. ``throttled`` are the reasons in the driver's words: thermal, power_brake ..."""
+    """One GPU. ``throttled`` are the reasons in the driver's words: thermal, power_brake ...
+
+    ``xid`` is the code of the driver's last error, where somebody (DCGM) tells it.
+    """
 
     index: int
     uuid: str | None = None
@@ -24,6 +37,16 @@ class GpuHealth:
     utilization_percent: float | None = None
     memory_utilization_percent: float | None = None
     power_w: float | None = None
+    xid: int | None = None
+
+    @property
+    def answers(self) -> bool:
+        """Whether anything at all is known of it; a GPU that is lost says nothing."""
+        states = (
+            *(self.temperature_c, self.ecc_uncorrected, self.ecc_corrected, self.power_w),
+            *(self.memory_used_mib, self.utilization_percent, self.memory_utilization_percent),
+        )
+        return any(state is not None for state in states)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

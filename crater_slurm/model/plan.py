@@ -92,7 +92,10 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """Everything about one decision. ``fields`` and ``environment`` are what Slurm is given."""
+    """Everything about one decision. ``fields`` and ``environment`` are what Slurm is given.
+
+    ``health`` names the degraded nodes among those that can run the job, and which were left out.
+    """
 
     id: str
     verdict: Verdict
@@ -114,6 +117,7 @@ class Decision:
     fields: dict[str, str] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     messages: tuple[str, ...] = ()
+    health: dict[str, object] = field(default_factory=dict)
     duration_us: float = 0.0
 
 

@@ -138,10 +138,11 @@ def build(service: Service, admins: Iterable[str], registry: CollectorRegistry) 
 
     @app.get("/healthz")
     def health() -> JSONResponse:
-        problems = service.problems()
+        problems, warnings = service.problems(), service.warnings()
+        said: dict[str, Any] = {"warnings": warnings} if warnings else {}
         if problems:
-            return JSONResponse({"status": "degraded", "problems": problems}, 503)
-        return JSONResponse({"status": "ok"})
+            return JSONResponse({"status": "degraded", "problems": problems} | said, 503)
+        return JSONResponse({"status": "ok"} | said)
 
     @app.get("/metrics")
     def metrics() -> Response:
@@ -186,10 +187,21 @@ def build(service: Service, admins: Iterable[str], registry: CollectorRegistry) 
 
     @app.get("/api/v1/nodes/{name}/health")
     def health_of(name: str, uid: Caller) -> dict[str, Any]:
-        found = service.reports.health(name)
+        found = service.health.newest(name)
         if found is None:
             raise HTTPException(404, f"{name} has not reported since the scheduler started")
-        return health_to_dict(found) | {"age_seconds": round(time.time() - found.time, 1)}
+        told = health_to_dict(found) | {"age_seconds": round(time.time() - found.time, 1)}
+        judged = service.health.describe(name)
+        return told | ({"judged": judged} if judged else {})
+
+    @app.get("/api/v1/health")
+    def health_of_all(uid: Caller) -> dict[str, Any]:
+        weights = service.health.slurm_weights()
+        described = [service.health.describe(name) for name in sorted(service.health.board.judged)]
+        return {
+            "nodes": [d | {"weight": weights.get(d["node"])} for d in described if d],
+            "warnings": service.warnings(),
+        }
 
     @app.get("/api/v1/decisions/{key}")
     def decision(key: str, uid: Caller) -> dict[str, Any]:

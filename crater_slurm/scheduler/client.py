@@ -29,6 +29,11 @@ def node_health(url: str, name: str, timeout_seconds: float = 10) -> dict[str, A
     return _get(url, f"/api/v1/nodes/{quote(name, safe='')}/health", timeout_seconds)
 
 
+def cluster_health(url: str, timeout_seconds: float = 30) -> dict[str, Any]:
+    """Score, flags and weight of every node that Slurm has. Raises as ``decision`` does."""
+    return _get(url, "/api/v1/health", timeout_seconds)
+
+
 def _get(url: str, path: str, timeout_seconds: float) -> dict[str, Any]:
     parts = urlsplit(url)
     secure = parts.scheme == "https"

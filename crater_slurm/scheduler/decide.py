@@ -20,6 +20,8 @@ from crater_slurm.model.job import Job, JobKind
 from crater_slurm.model.plan import Decision, Mode, NodeScore, Plan, ScoreTerm, Verdict
 from crater_slurm.model.request import Request
 from crater_slurm.placement.outcome import Outcome, Scope
+from crater_slurm.scheduler import steering
+from crater_slurm.scheduler.health import Board
 from crater_slurm.scheduler.state import View
 from crater_slurm.slurm import features, hostlist, levers
 from crater_slurm.slurm.fields import job_from_fields
@@ -65,6 +67,7 @@ class Decider:
     key: Callable[[], bytes | None]
     consume: frozenset[str] = frozenset({"membw", "nviops", "nvme"})
     prefer: bool = True
+    board: Callable[[], Board | None] = lambda: None
     clock: Callable[[], float] = time.time
     new_id: Callable[[], str] = lambda: secrets.token_hex(6)
 
@@ -147,15 +150,19 @@ class Decider:
             )
         record = _record(decision_id, mode, self.clock(), directives.request, job, outcome, view)
         notes += outcome.notes
+        steered = steering.steer(self.board(), view, outcome, scope)
+        record = dataclasses.replace(record, health=steered.record)
         if not outcome.feasible:
             return _refusal(record, outcome, view, notes, mode)
+        notes += steered.notes
+        excluded = outcome.failed | steered.left_out
         if job.het_component:
             notes.append("each component of a heterogeneous job is planned on its own")
         changes = levers.changes(
             outcome.placement,  # type: ignore[arg-type]
             job,
             message,
-            exclude=view.hostlist(outcome.failed) if outcome.failed else "",
+            exclude=view.hostlist(excluded) if excluded else "",
             prefer=outcome.prefer_features if self.prefer else (),
             gres_names=view.cluster.gres_types & self.consume,
             gres_style=message.get("gres_style", "/"),

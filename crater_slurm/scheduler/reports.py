@@ -6,6 +6,7 @@ Health is kept as the newest per node: it is of the moment, and the next report 
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import socket
 import threading
@@ -84,6 +85,9 @@ class Reports:
     def take_health(self, node: str, data: Mapping[str, Any]) -> list[Event]:
         """Remember a node's health; the events that it made. Raises UsageError, StoreError."""
         health = health_from_dict(data, node)
+        # By its own clock, but never from the future: a node whose clock runs ahead would still
+        # look alive long after its last report.
+        health = dataclasses.replace(health, time=min(health.time, time.time()))
         profile = self._profile(node)
         with self._lock:
             self._health[node] = health

@@ -9,16 +9,22 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from crater_slurm.config import Settings
 from crater_slurm.model.plan import Mode
+from crater_slurm.placement import score
 from crater_slurm.placement.planner import Preference
-from crater_slurm.placement.score import Weights
 from crater_slurm.scheduler.decide import Decider
+from crater_slurm.scheduler.drain import Drains
+from crater_slurm.scheduler.health import Board, HealthWatch
+from crater_slurm.scheduler.health_metrics import HealthCollector
 from crater_slurm.scheduler.keys import KeyFile
 from crater_slurm.scheduler.observed import Observed
+from crater_slurm.scheduler.prometheus import Prometheus
 from crater_slurm.scheduler.recorder import Recorder
 from crater_slurm.scheduler.reports import Reports
 from crater_slurm.scheduler.socket import FilterSocket, Pairs
 from crater_slurm.scheduler.state import State
+from crater_slurm.scheduler.weights import Weights
 from crater_slurm.slurm.client import Client
+from crater_slurm.slurm.control import Control
 from crater_slurm.store.repository import Store
 
 _log = logging.getLogger("crater.scheduler")
@@ -43,18 +49,20 @@ class Service:
             refresh_seconds=settings.scheduler.refresh_seconds,
             allow_declared=settings.filter.allow_declared,
             preference=Preference(
-                weights=Weights(**settings.score.weights.model_dump()),
+                weights=score.Weights(**settings.score.weights.model_dump()),
                 tolerance=settings.score.tolerance,
             ),
         )
         self.recorder = Recorder(self.store, settings.store.keep_decisions_days)
         self.reports = Reports(self.store)
         self.observed = Observed(self.store, self.recorder)
+        self.health = self._health_watch()
         self._decider = Decider(
             mode=Mode(settings.filter.mode),
             key=self.keys.signing_key,
             consume=frozenset(settings.filter.consume),
             prefer=settings.score.prefer,
+            board=self._board,
         )
         self.filter = FilterSocket(
             settings.filter.socket, settings.filter.allowed_users, self.answer
@@ -71,6 +79,25 @@ class Service:
         )
         profiles = Gauge("crater_profiled_nodes", "Nodes with a profile", registry=self.registry)
         profiles.set_function(lambda: self.state.view.profiles if self.state.view else 0)
+        self.registry.register(HealthCollector(self.health))
+
+    def _health_watch(self) -> HealthWatch:
+        own = self.settings.health
+        control = Control(self.slurm)
+        source = None
+        if own.prometheus.url:
+            source = Prometheus(own.prometheus, self.state.node_names)
+        return HealthWatch(
+            self.settings,
+            self.state,
+            self.reports,
+            Weights(control, own.state_file),
+            Drains(control),
+            source,
+        )
+
+    def _board(self) -> Board | None:
+        return self.health.board if self.settings.health.exclude_degraded else None
 
     def store(self) -> Store:
         """The store, opened when first needed and again after it was away. Raises StoreError."""
@@ -83,9 +110,11 @@ class Service:
         self.recorder.start()
         self.observed.start()
         self.filter.start()
+        self.health.start()
 
     def stop(self) -> None:
         self.filter.stop()
+        self.health.stop()
         self.state.stop()
         self.observed.stop()
         self.recorder.stop()
@@ -102,6 +131,10 @@ class Service:
         for line in answer.log:
             _log.info("uid %s: %s", fields.get("uid", "?"), line)
         return answer.pairs()
+
+    def warnings(self) -> list[str]:
+        """What is worth a look, and keeps nothing from working."""
+        return self.health.warnings()
 
     def problems(self) -> list[str]:
         """What keeps the daemon from doing its work; empty when it is healthy."""

@@ -11,7 +11,7 @@ import gc
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -80,6 +80,15 @@ class State:
         self._next_slurm = 0.0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="state", daemon=True)
+
+    @property
+    def profiles(self) -> Mapping[str, NodeProfile]:
+        """Profiles by node, as they are in the store; replaced as a whole, never changed."""
+        return self._profiles
+
+    def node_names(self) -> frozenset[str]:
+        """Names of Slurm's nodes; none before Slurm was read."""
+        return frozenset(self.view.planner.inventory.names) if self.view else frozenset()
 
     def start(self) -> None:
         self._thread.start()

@@ -22,7 +22,8 @@ from crater_slurm.slurm import gres, hostlist
 _PAIR = re.compile(r"(?:^|\s)([A-Z][\w:/]*)=")
 #: A job's comment may be full of ``gpus=2``; Slurm prints the output files right behind it.
 _COMMENT = re.compile(r".*\sComment=(.*)\sStdErr=")
-_FORMAT = "%R|%T|%f|%G|%N"
+#: The reason comes last, since an admin may write anything there.
+_FORMAT = "%R|%T|%f|%G|%w|%N|%E"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +77,16 @@ class Client:
     def cluster(self) -> SlurmCluster:
         """Snapshot of nodes and partitions; two commands, whatever the size of the cluster."""
         config = self.config()
+        # The picture is as old as the question: what is changed meanwhile may not be in it.
+        begin = time.time()
         return parse_sinfo(
-            self.run("sinfo", "--all", "--noheader", "--format", _FORMAT),
+            # Without --exact nodes of several weights share a line, and it says "1+".
+            self.run("sinfo", "--all", "--exact", "--noheader", "--format", _FORMAT),
             name=config.get("ClusterName", ""),
             version=parse_version(config.get("SLURM_VERSION", "")),
             gres_types=frozenset(filter(None, config.get("GresTypes", "").split(","))),
             default_partition=self.default_partition(),
+            now=begin,
         )
 
     def default_partition(self) -> str | None:
@@ -130,14 +135,17 @@ def parse_sinfo(
     version: tuple[int, int] = (0, 0),
     gres_types: frozenset[str] = frozenset(),
     default_partition: str | None = None,
+    now: float | None = None,
 ) -> SlurmCluster:
-    """Cluster from ``sinfo -h -o '%R|%T|%f|%G|%N'``; lines of one node are merged."""
-    nodes: dict[str, tuple[set[str], str, frozenset[str], dict[str, int]]] = {}
+    """Cluster from ``sinfo -eh -o '%R|%T|%f|%G|%w|%N|%E'``; lines of one node are merged."""
+    nodes: dict[str, tuple[set[str], str, frozenset[str], dict[str, int], int | None, str]] = {}
     for line in text.splitlines():
-        fields = line.split("|")
-        if len(fields) != 5:
+        fields = line.split("|", 6)
+        if len(fields) != 7:
             continue
-        partition, state, features, gres_text, names = fields
+        partition, state, features, gres_text, weight_text, names, reason = fields
+        weight = int(weight_text) if weight_text.isdecimal() else None
+        reason = "" if reason.strip() in ("none", "(null)") else reason.strip()
         parsed_features = frozenset(filter(None, features.replace("(null)", "").split(",")))
         try:
             counts = gres.totals(gres_text)
@@ -147,13 +155,13 @@ def parse_sinfo(
             if node in nodes:
                 nodes[node][0].add(partition)
             else:
-                nodes[node] = ({partition}, state, parsed_features, counts)
+                nodes[node] = ({partition}, state, parsed_features, counts, weight, reason)
     return SlurmCluster(
         name=name,
         version=version,
         default_partition=default_partition,
         gres_types=gres_types,
-        time=time.time(),
+        time=time.time() if now is None else now,
         nodes=tuple(
             SlurmNode(
                 name=node,
@@ -161,8 +169,12 @@ def parse_sinfo(
                 state=state,
                 features=features_of,
                 gres=counts,
+                weight=weight,
+                reason=reason,
             )
-            for node, (partitions, state, features_of, counts) in sorted(nodes.items())
+            for node, (partitions, state, features_of, counts, weight, reason) in sorted(
+                nodes.items()
+            )
         ),
     )
 

@@ -27,6 +27,7 @@ from crater_slurm.model.health import NodeHealth
 from crater_slurm.model.observation import Observation
 from crater_slurm.model.plan import Decision, Mode, Verdict
 from crater_slurm.scheduler import api
+from crater_slurm.scheduler.health import Board
 from crater_slurm.scheduler.service import Service
 from crater_slurm.slurm import munge
 from crater_slurm.store.records import Grant
@@ -95,8 +96,30 @@ class FakeReports:
     def take_health(self, node: str, data: Any) -> None:
         self.taken.append(("health", node, data))
 
-    def health(self, node: str) -> NodeHealth | None:
+
+JUDGED: dict[str, Any] = {
+    "node": "n1",
+    "score": 0.5,
+    "tier": 1,
+    "degraded": False,
+    "faults": [],
+    "flags": [],
+    "terms": [],
+    "own_weight": 1,
+}
+
+
+class FakeHealth:
+    board = Board({"n2": None, "n1": None})  # type: ignore[dict-item]
+
+    def newest(self, node: str) -> NodeHealth | None:
         return NodeHealth(node="n1", time=time.time(), load=1.5) if node == "n1" else None
+
+    def describe(self, node: str) -> dict[str, Any] | None:
+        return JUDGED if node == "n1" else None
+
+    def slurm_weights(self) -> dict[str, int]:
+        return {"n1": 101, "n2": 1}
 
 
 class FakeObserved:
@@ -115,6 +138,8 @@ class FakeService:
         self.recorder = FakeRecorder()
         self.reports = FakeReports()
         self.observed = FakeObserved()
+        self.health = FakeHealth()
+        self.worth_a_look: list[str] = []
         self.settings = Settings()
         self.slurm = self
         self.wrong: list[str] = []
@@ -125,6 +150,9 @@ class FakeService:
 
     def problems(self) -> list[str]:
         return self.wrong
+
+    def warnings(self) -> list[str]:
+        return self.worth_a_look
 
     def store(self) -> FakeService:
         return self
@@ -573,3 +601,31 @@ def test_munge_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(SlurmError, match="munge is not installed"):
         munge.encode("x")
+
+
+def test_a_nodes_health_comes_with_its_score(client: TestClient, sign: Any) -> None:
+    told = client.get("/api/v1/nodes/n1/health", headers=sign(ADA)).json()
+    assert told["judged"] == JUDGED
+
+
+def test_all_nodes_health_is_one_question(
+    client: TestClient, service: FakeService, sign: Any
+) -> None:
+    service.worth_a_look = ["Prometheus does not answer"]
+    told = client.get("/api/v1/health", headers=sign(ADA)).json()
+    assert told == {
+        "nodes": [JUDGED | {"weight": 101}],
+        "warnings": ["Prometheus does not answer"],
+    }
+    assert client.get("/api/v1/health").status_code == 401
+
+
+def test_a_warning_leaves_the_daemon_healthy(client: TestClient, service: FakeService) -> None:
+    service.worth_a_look = ["Prometheus does not answer"]
+    answer = client.get("/healthz")
+    assert answer.status_code == 200
+    assert answer.json() == {"status": "ok", "warnings": ["Prometheus does not answer"]}
+    service.wrong = ["the database is locked"]
+    answer = client.get("/healthz")
+    assert answer.status_code == 503
+    assert answer.json()["warnings"] == ["Prometheus does not answer"]

@@ -105,6 +105,69 @@ def test_health_is_told_part_by_part_with_units(run: Any, monkeypatch: pytest.Mo
     assert json.loads(run("health", "gn01", "--json").stdout)["load"] == 3.5
 
 
+HOT = {
+    "node": "gn01",
+    "score": 0.225,
+    "tier": 3,
+    "degraded": True,
+    "faults": ["gpu_temperature"],
+    "flags": [],
+    "own_weight": 1,
+    "weight": 10001,
+    "terms": [
+        {
+            "name": "load",
+            "value": 0.5,
+            "seen": "1.50 of each CPU",
+            "threshold": "1",
+            "grave": False,
+        },
+        {
+            "name": "gpu_temperature",
+            "value": 0.25,
+            "seen": "GPU 3 at 89 °C",
+            "threshold": "80 to 92 °C",
+            "grave": True,
+        },
+    ],
+}
+WELL = {
+    "node": "gn02",
+    "score": 1.0,
+    "tier": 0,
+    "degraded": False,
+    "faults": [],
+    "terms": [],
+    "flags": ["no_report"],
+    "own_weight": None,
+    "weight": 7,
+}
+
+
+def test_a_score_is_shown_with_its_terms(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = health_to_dict(HEALTH) | {"age_seconds": 4.2, "judged": HOT}
+    monkeypatch.setattr(client, "node_health", lambda url, name: told)
+    lines = [" ".join(line.split()) for line in run("health", "gn01").stdout.splitlines()]
+    assert "score 0.23, tier 3, degraded, gpu_temperature" in lines
+    assert lines[-1] == "gpu_temperature 0.25 GPU 3 at 89 °C 80 to 92 °C"
+
+
+def test_all_nodes_are_a_table_with_the_worst_of_each(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = {"nodes": [HOT, WELL], "warnings": ["Prometheus does not answer"]}
+    monkeypatch.setattr(client, "cluster_health", lambda url: told)
+    done = run("health")
+    assert [" ".join(line.split()) for line in done.stdout.splitlines()] == [
+        "NODE SCORE FLAGS WEIGHT WORST",
+        "gn01 0.23 tier 3, degraded, gpu_temperature 10001 (own 1) "
+        "gpu_temperature: GPU 3 at 89 °C; load: 1.50 of each CPU",
+        "gn02 1.00 no_report 7 -",
+    ]
+    assert done.stderr == "crater: warning: Prometheus does not answer\n"
+    assert json.loads(run("health", "--json").stdout) == told
+
+
 def test_a_node_that_never_reported_is_an_error(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def node_health(url: str, name: str) -> dict[str, Any]:
         raise CraterError(f"{name} has not reported since the scheduler started")

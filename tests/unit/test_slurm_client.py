@@ -18,27 +18,27 @@ SINFO = {
     # 22.05 prints sockets behind GPUs and (null) for nothing.
     "22.05": "\n".join(
         [
-            "gpu|idle|a100,nvme|gpu:a100:4(S:0-1),membw:280|a[1-2]",
-            "gpu|drained|(null)|gpu:4(S:0)|a3",
-            "cpu|mixed|(null)|(null)|c[1-2]",
-            "all|idle|a100,nvme|gpu:a100:4(S:0-1),membw:280|a[1-2]",
+            "gpu|idle|a100,nvme|gpu:a100:4(S:0-1),membw:280|1|a[1-2]|none",
+            "gpu|drained|(null)|gpu:4(S:0)|1|a3|GPU 3 | is odd",
+            "cpu|mixed|(null)|(null)|7|c[1-2]|none",
+            "all|idle|a100,nvme|gpu:a100:4(S:0-1),membw:280|1|a[1-2]|none",
         ]
     ),
     # 24.11 marks what a node is about to do behind its state.
     "24.11": "\n".join(
         [
-            "gpu|idle~|a100,nvme|gpu:a100:4(S:0-1),membw:280|a[1-2]",
-            "gpu|draining|(null)|gpu:4(S:0)|a3",
-            "cpu|mixed-|(null)|(null)|c[1-2]",
-            "all|idle~|a100,nvme|gpu:a100:4(S:0-1),membw:280|a[1-2]",
+            "gpu|idle~|a100,nvme|gpu:a100:4(S:0-1),membw:280|1|a[1-2]|none",
+            "gpu|draining|(null)|gpu:4(S:0)|1|a3|GPU 3 | is odd",
+            "cpu|mixed-|(null)|(null)|7|c[1-2]|none",
+            "all|idle~|a100,nvme|gpu:a100:4(S:0-1),membw:280|1|a[1-2]|none",
         ]
     ),
     "26.05": "\n".join(
         [
-            "gpu|idle|a100,nvme|gpu:a100:4(S:0-1),membw:no_consume:280|a[1-2]",
-            "gpu|down*|(null)|gpu:(null):4(S:0)|a3",
-            "cpu|planned|(null)||c[1-2]",
-            "all|idle|a100,nvme|gpu:a100:4(S:0-1),membw:no_consume:280|a[1-2]",
+            "gpu|idle|a100,nvme|gpu:a100:4(S:0-1),membw:no_consume:280|1|a[1-2]|none",
+            "gpu|down*|(null)|gpu:(null):4(S:0)|1|a3|GPU 3 | is odd",
+            "cpu|planned|(null)||7|c[1-2]|none",
+            "all|idle|a100,nvme|gpu:a100:4(S:0-1),membw:no_consume:280|1|a[1-2]|none",
             "",
             "a line that is no node",
         ]
@@ -58,6 +58,9 @@ def test_nodes_are_the_same_in_every_version_s_words(version: str) -> None:
     assert not found["a3"].usable
     assert found["c2"].gres == {}
     assert found["c2"].usable
+    assert {n: found[n].weight for n in found} == {"a1": 1, "a2": 1, "a3": 1, "c1": 7, "c2": 7}
+    assert parse_sinfo("gpu|idle|||1+|n[1-2]|none").nodes[0].weight is None
+    assert {n: found[n].reason for n in found if found[n].reason} == {"a3": "GPU 3 | is odd"}
 
 
 @pytest.mark.parametrize(
@@ -97,7 +100,7 @@ def test_an_empty_cluster_is_no_error() -> None:
 
 def test_a_gres_that_can_t_be_read_is_an_error_that_shows_it() -> None:
     with pytest.raises(SlurmError, match="gres that can't be read: 'a:b:c:d'"):
-        parse_sinfo("gpu|idle|(null)|a:b:c:d|n1")
+        parse_sinfo("gpu|idle|(null)|a:b:c:d|1|n1|none")
 
 
 @pytest.mark.parametrize(
@@ -167,7 +170,7 @@ def slurm(tmp_path: Path) -> Client:
     script(
         tmp_path,
         "sinfo",
-        'case "$*" in *%P*) printf "cpu\\ngpu*\\n";; *) echo "gpu|idle|(null)|gpu:4|n1";; esac',
+        'case "$*" in *%P*) printf "cpu\\ngpu*\\n";; *) echo "gpu|idle|(null)|gpu:4|1|n1|none";; esac',
     )
     return Client(bin_dir=tmp_path, timeout_seconds=5)
 

@@ -41,7 +41,8 @@ def packs(gpus: Ints, rest: Ints, models: Ints, mix: Measure) -> Floats:
         free[rows] -= taken * milli[rows, None]
         left[rows] -= take[rows]
         placed[rows] += count[rows] * milli[rows]
-    return placed.reshape(states, streams).mean(axis=1)
+    means: Floats = placed.reshape(states, streams).mean(axis=1)
+    return means
 
 
 def _taken(free: Ints, enough: np.ndarray, count: Ints, milli: Ints) -> Ints:

@@ -11,15 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-#: Why the driver slows a GPU down, by bit (nvml.h, nvmlClocksEventReasons); idle and limits that
-#: an admin or application set are no faults.
-REASONS = {
-    0x04: "power_cap",
-    0x08: "hardware_slowdown",
-    0x20: "thermal",
-    0x40: "hardware_thermal",
-    0x80: "power_brake",
-}
+from crater_slurm.model.health import THROTTLE_REASONS
 
 
 def states(nvml: Any) -> list[dict[str, Any]]:
@@ -48,7 +40,7 @@ def _state(nvml: Any, index: int) -> dict[str, Any]:
     found = {
         "uuid": uuid.decode() if isinstance(uuid, bytes) else uuid,
         "temperature_c": ask("nvmlDeviceGetTemperature", 0),
-        "throttled": [word for bit, word in REASONS.items() if (reasons or 0) & bit],
+        "throttled": [word for bit, word in THROTTLE_REASONS.items() if (reasons or 0) & bit],
         "ecc_corrected": ask("nvmlDeviceGetTotalEccErrors", 0, 0),
         "ecc_uncorrected": ask("nvmlDeviceGetTotalEccErrors", 1, 0),
         "memory_used_mib": memory and int(memory.used) // 2**20,
