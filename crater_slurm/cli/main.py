@@ -18,6 +18,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "config": ("crater_slurm.cli.config:config", "Show the settings and where they come from."),
     "db": ("crater_slurm.cli.db:db", "Create or upgrade the node-profile store."),
     "directives": ("crater_slurm.cli.directives:directives", "List every #CRATER directive."),
+    "eta": ("crater_slurm.cli.eta:eta", "Say when a job is expected to start."),
     "explain": ("crater_slurm.cli.explain:explain", "Say why a job went where it went."),
     "install": ("crater_slurm.cli.install:install", "Copy filter and hooks where Slurm runs them."),
     "key": ("crater_slurm.cli.key:key", "Make the cluster's plan key."),

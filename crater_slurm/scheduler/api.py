@@ -6,6 +6,7 @@ body, which gives the uid and can't be replayed. Nodes report as root.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import pwd
 import time
@@ -155,6 +156,7 @@ def build(service: Service, admins: Iterable[str], registry: CollectorRegistry) 
         may_see(uid, found.user_id)
         try:
             got = service.store().grants(plan_id=found.id)
+            acts = service.store().actions([found.id]).get(found.id, [])
         except CraterError as error:
             raise HTTPException(503, str(error)) from error
         return {
@@ -163,6 +165,8 @@ def build(service: Service, admins: Iterable[str], registry: CollectorRegistry) 
                 {"job_id": g.job_id, "node": g.node, "time": g.time, "got": dict(g.got)}
                 for g in got
             ],
+            "actions": [dataclasses.asdict(act) for act in acts],
+            "notes": service.utilization.notes(found.id),
             "age_seconds": round(time.time() - found.time, 1),
         }
 

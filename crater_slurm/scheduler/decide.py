@@ -22,7 +22,7 @@ from crater_slurm.model.request import Request
 from crater_slurm.placement.outcome import Outcome, Scope
 from crater_slurm.scheduler.state import View
 from crater_slurm.slurm import features, hostlist, levers
-from crater_slurm.slurm.fields import job_from_fields
+from crater_slurm.slurm.fields import job_from_fields, planning_fields
 
 #: slurmctld refuses longer comments (MAX_STR_LEN), at submit and at every later update.
 COMMENT_LIMIT = 1024
@@ -30,6 +30,8 @@ _ANYTHING = "crater: "
 #: Of the user's options this much is kept in a record; a node list may be longer than useful.
 _LONGEST_OPTION = 500
 _MOST_ITEMS = 50
+#: All of them together that a job is planned again from; a list of 5,000 nodes fits.
+_LONGEST_SUBMITTED = 65_536
 
 
 @dataclass(slots=True)
@@ -132,7 +134,7 @@ class Decider:
             return _hands_off(notes, "crater-scheduler has not read the cluster yet", mode)
         try:
             job = job_from_fields(message)
-            scope = _scope(job)
+            scope = scope_of(job)
         except (ValueError, UsageError) as error:
             # Not ours to judge: slurmctld says in its own words what is wrong with the option.
             return _hands_off(notes, f"its Slurm options can't be read ({error})", mode)
@@ -143,7 +145,10 @@ class Decider:
             return _hands_off(
                 notes, f"crater knows no partition {unknown[0][:80]!r}" if unknown else why, mode
             )
-        record = _record(decision_id, mode, self.clock(), directives.request, job, outcome, view)
+        record = dataclasses.replace(
+            _record(decision_id, mode, self.clock(), directives.request, job, outcome, view),
+            submitted=_replayable(message),
+        )
         notes += outcome.notes
         if not outcome.feasible:
             return _refusal(record, outcome, view, notes, mode)
@@ -217,7 +222,8 @@ def _number(text: str | None) -> int:
     return int(text) if text and text.isascii() and text.isdigit() and len(text) < 20 else -1
 
 
-def _scope(job: Job) -> Scope:
+def scope_of(job: Job) -> Scope:
+    """The nodes that a job's own options leave. Raises UsageError for one that can't be read."""
     return Scope(
         partitions=job.partitions,
         only=tuple(hostlist.expand(job.node_list)) if job.node_list else None,
@@ -248,6 +254,13 @@ def _kept(value: Any) -> Any:
     if isinstance(value, dict):
         return {_kept(name): item for name, item in list(value.items())[:_MOST_ITEMS]}
     return value
+
+
+def _replayable(message: Mapping[str, str]) -> dict[str, str]:
+    """What planning read, whole or not at all: half a node list would be another job."""
+    found = planning_fields(message)
+    size = sum(len(value) for value in found.values())
+    return found if size <= _LONGEST_SUBMITTED else {}
 
 
 def _record(
