@@ -55,11 +55,11 @@ def queue(
     if not excluded:
         return found
     text = reader.run("squeue", *words, "--format", f"%A{mark}%x{mark}")
-    lists = {number: names for number, names in _records(text, mark, 2)}
+    lists = {int(record[0]): _word(record[1]) for record in _records(text, mark, 2)}
     return [
-        dataclasses.replace(job, excluded=_word(lists[str(job.id)]))
+        dataclasses.replace(job, excluded=lists[job.id])
         for job in found
-        if str(job.id) in lists  # one that came or went in between is seen the next time
+        if job.id in lists  # one that came or went in between is seen the next time
     ]
 
 
