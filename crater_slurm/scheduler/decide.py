@@ -145,10 +145,8 @@ class Decider:
             return _hands_off(
                 notes, f"crater knows no partition {unknown[0][:80]!r}" if unknown else why, mode
             )
-        record = dataclasses.replace(
-            _record(decision_id, mode, self.clock(), directives.request, job, outcome, view),
-            submitted=_replayable(message),
-        )
+        now = self.clock()
+        record = _record(decision_id, mode, now, directives.request, job, outcome, view, message)
         notes += outcome.notes
         if not outcome.feasible:
             return _refusal(record, outcome, view, notes, mode)
@@ -271,6 +269,7 @@ def _record(
     job: Job,
     outcome: Outcome,
     view: View,
+    message: Mapping[str, str],
 ) -> Decision:
     return Decision(
         id=decision_id,
@@ -289,6 +288,7 @@ def _record(
         nearest_node=outcome.nearest_node,
         smallest_change=outcome.smallest_change,
         plan=outcome.plan,
+        submitted=_replayable(message),
     )
 
 

@@ -15,6 +15,9 @@ from crater_slurm.model.plan import Decision, Mode, Verdict
 from crater_slurm.model.queue import QueuedJob
 from crater_slurm.store.repository import Store
 
+#: What a comment proves: the plan's id, and whether it is an array's.
+_Proof = tuple[str, bool] | None
+
 
 @dataclass(frozen=True, slots=True)
 class Planned:
@@ -31,6 +34,8 @@ class PlannedJobs:
         self._keys = keys
         self._open_store = store
         self._decisions: dict[str, Decision] = {}
+        self._verified: dict[tuple[str, int, str], _Proof] = {}
+        self._verified_by: list[bytes] = []
 
     def of(self, jobs: Iterable[QueuedJob], cluster: str) -> list[Planned]:
         """Jobs that crater planned and changed (mode enforce). Raises StoreError."""
@@ -49,19 +54,28 @@ class PlannedJobs:
 
     def _proven(self, jobs: Iterable[QueuedJob], cluster: str) -> list[tuple[QueuedJob, str]]:
         keys = self._keys()
+        known = self._verified if keys == self._verified_by else {}
+        self._verified, self._verified_by = {}, keys
         owners: dict[str, int] = {}
         found = []
-        for job in sorted(jobs, key=lambda job: job.id) if keys else ():
-            try:
-                signed = token.verify(job.comment, keys, job.user_id, cluster)
-            except token.TokenError:
-                continue  # the node daemon reports it when the job starts
-            if signed is None or (job.array_id is not None and not signed.array):
+        for job in sorted(jobs, key=lambda job: job.id):
+            proof = (job.comment, job.user_id, cluster)
+            plan = known[proof] if proof in known else _verify(*proof, keys)
+            self._verified[proof] = plan
+            if plan is None or (job.array_id is not None and not plan[1]):
                 continue
             group = job.array_id or job.id
-            if owners.setdefault(signed.plan.id, group) == group:
-                found.append((job, signed.plan.id))
+            if owners.setdefault(plan[0], group) == group:
+                found.append((job, plan[0]))
         return found
+
+
+def _verify(comment: str, user_id: int, cluster: str, keys: list[bytes]) -> _Proof:
+    try:
+        signed = token.verify(comment, keys, user_id, cluster) if keys else None
+    except token.TokenError:
+        return None  # the node daemon reports it when the job starts
+    return (signed.plan.id, signed.array) if signed else None
 
 
 def _in_force(decision: Decision, job: QueuedJob) -> bool:

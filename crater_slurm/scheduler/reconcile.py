@@ -111,7 +111,7 @@ class Reconciler:
 def _names(text: str | None) -> frozenset[str]:
     """Names of a host list; one that can't be read is nobody's of ours."""
     try:
-        return frozenset(hostlist.expand(text or ""))
+        return hostlist.names(text or "")
     except UsageError:
         return frozenset({text or ""})
 
@@ -131,6 +131,6 @@ def _as_submitted(entry: Planned, view: View) -> bool:
     partition = submitted.get("field.partition") or view.cluster.default_partition or ""
     return (
         job.excluded is not None
-        and job.partition == partition
+        and set(job.partition.split(",")) == set(partition.split(","))
         and _names(job.requested) == _names(submitted.get("field.req_nodes"))
     )

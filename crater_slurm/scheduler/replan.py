@@ -17,7 +17,7 @@ from crater_slurm.placement.outcome import Outcome
 from crater_slurm.placement.reconcile import Wanted
 from crater_slurm.scheduler.decide import scope_of
 from crater_slurm.scheduler.state import View
-from crater_slurm.slurm import hostlist, levers
+from crater_slurm.slurm import gres, hostlist, levers
 from crater_slurm.slurm.fields import job_from_fields
 
 #: Fields of the answer that are no request: the list itself, the token, and flags apart.
@@ -27,8 +27,8 @@ _APART = {"exc_nodes", "comment", "flags"}
 def wanted(decision: Decision, view: View, consume: Collection[str]) -> Wanted | None:
     """The nodes that the decision's job must not get now; None when that can't be told.
 
-    Tried first as it was submitted, then with the GPUs that it was given at submit: where another
-    GPU type came to be preferred, the job still waits for its own.
+    Tried first as it was submitted, then with the GPU type that it was given at submit: where
+    another one came to be preferred, the job still waits for its own.
     """
     if not decision.submitted:
         return None
@@ -37,7 +37,7 @@ def wanted(decision: Decision, view: View, consume: Collection[str]) -> Wanted |
     pinned["field.gres"] = given or ""
     try:
         found = _planned(decision, decision.submitted, view, consume)
-        if found is None or not found.feasible or found.same or not given:
+        if found is None or not found.feasible or found.same or not _typed(given or ""):
             return found
         return _planned(decision, pinned, view, consume) or found
     except (ValueError, TypeError, UsageError):
@@ -61,13 +61,20 @@ def _planned(
         gres_style=message.get("gres_style", "/"),
     )
     different = _different(decision, changes, pinned=message is not decision.submitted)
-    failed = view.planner.inventory.names_of(outcome.failed)
+    failed = hostlist.names(view.hostlist(outcome.failed))
     why = f"it would be planned otherwise now ({', '.join(different)})" if different else ""
-    return Wanted(excluded=_own(job) | frozenset(failed), same=not different, why=why)
+    return Wanted(
+        excluded=_own(job) | failed if job.exclude else failed, same=not different, why=why
+    )
+
+
+def _typed(gres_text: str) -> bool:
+    """Whether it names a GPU type; without one Slurm might give a GPU that does not qualify."""
+    return any(entry.name == "gpu" and entry.type for entry in gres.parse(gres_text))
 
 
 def _own(job: Job) -> frozenset[str]:
-    return frozenset(hostlist.expand(job.exclude)) if job.exclude else frozenset()
+    return hostlist.names(job.exclude) if job.exclude else frozenset()
 
 
 def _different(decision: Decision, changes: levers.Changes, *, pinned: bool) -> list[str]:

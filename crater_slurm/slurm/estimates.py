@@ -13,7 +13,7 @@ from crater_slurm.model.queue import QueuedJob
 
 #: Slurm counts a job without time limit as one of a year, and dates behind it mean nothing.
 LONGEST_SECONDS = 365 * 86_400.0
-_START = re.compile(r"\bJob \d+ to start at (\d{1,12})\b")
+_START = re.compile(r"\bJob \d+ to start at (\d{1,12})(?!\S)")
 
 _WHY = {
     "BeginTime": "its --begin lies in the future",

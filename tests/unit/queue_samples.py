@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
 from typing import Any
 
 from cluster_samples import KEY, decider, message, view
@@ -68,8 +68,7 @@ def submitted(
     words: str, *machines: NodeProfile, plan_id: str = "p1", **fields: str
 ) -> tuple[Decision, str]:
     """A decision as the filter's message leads to it, and the job's comment with its token."""
-    one = decider()
-    object.__setattr__(one, "new_id", lambda: plan_id)
+    one = dataclasses.replace(decider(), new_id=lambda: plan_id)
     answer = one.decide(message(words, **fields), view(*machines))
     assert answer.decision is not None
     return answer.decision, answer.fields["comment"]
@@ -104,9 +103,4 @@ def keys() -> list[bytes]:
 
 def at(serial: int, *machines: NodeProfile) -> View:
     """A picture of the cluster with its number."""
-    import dataclasses
-
     return dataclasses.replace(view(*machines), serial=serial)
-
-
-Steps = Callable[..., Any]

@@ -346,7 +346,7 @@ class StoreContract:
         assert report.rows == dict.fromkeys(report.rows, 0) | {"meta": 1}
         assert set(report.rows) == {
             *("decision", "event", "gpu", "job_grant", "meta", "node", "numa_node", "nvlink"),
-            *("nvme", "provenance", "pci_device", "dimm"),
+            *("nvme", "provenance", "pci_device", "dimm", "job_action"),
         }
 
     def test_drift_is_found(self, store: Store, url: str) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 import json
 
 import pytest
-from cluster_samples import gpus, node, view
+from cluster_samples import gpus, mixed, node, view
 from queue_samples import submitted
 
 from crater_slurm.model.plan import Decision
@@ -55,16 +55,25 @@ def test_when_no_node_is_left_it_says_why() -> None:
     assert found.why.startswith("no node can run it any more; nearest is x1: ")
 
 
-def test_another_gpu_type_that_would_be_preferred_now_is_not_mixed_into_the_old_request() -> None:
-    """The job asks Slurm for a100, so nodes of other types are no use and a100 must stay open."""
-    small = gpus(0, 0, 1, 1, model="t4", gres_type="t4")
-    decision, _ = submitted("gpus=2", node("a1"), node("a2"))
-    before = decision.fields.get("gres")
-    found = wanted(decision, view(node("a1"), node("a2"), node("t1", cards=small)))
+BIG = "gpus=2 gpu-memory=30GB"
+
+
+def test_a_job_that_was_given_a_gpu_type_goes_on_waiting_for_that_type() -> None:
+    """Today it would be given no type, since most machines have big GPUs only."""
+    decision, _ = submitted(BIG, mixed("m1"))
+    assert decision.fields["gres"] == "gpu:a100:2"
+    other = node("h1", cards=gpus(0, 0, 1, 1, model="h100", gres_type="h100", memory_mib=81920))
+    found = wanted(decision, view(mixed("m1"), node("a1"), node("a2"), other))
+    assert found == Wanted(excluded=frozenset({"h1"}))
+
+
+def test_a_job_without_a_type_is_never_opened_to_machines_that_mix_types() -> None:
+    decision, _ = submitted(BIG, node("a1"))
+    assert decision.fields["gres"] == "gpu:2"
+    found = wanted(decision, view(node("a1"), mixed("m1"), mixed("m2")))
     assert found is not None
-    assert "a1" not in found.excluded
-    if before and "a100" in before:
-        assert found.same
+    assert not found.same
+    assert found.why == "it would be planned otherwise now (gres)"
 
 
 @pytest.mark.parametrize(
@@ -113,7 +122,12 @@ OURS = [names("y1", "z1")]
             Act.CHANGE,
             "2 nodes more can run it and 2 nodes no longer can",
         ),
-        (names("y1", "z1"), Wanted(excluded=names("y1", "z1")), Act.LEAVE, "nothing changes for it"),
+        (
+            names("y1", "z1"),
+            Wanted(excluded=names("y1", "z1")),
+            Act.LEAVE,
+            "nothing changes for it",
+        ),
         (
             names("y1"),
             Wanted(excluded=names("z1")),
