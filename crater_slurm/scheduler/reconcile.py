@@ -24,6 +24,8 @@ from crater_slurm.store.repository import Store
 _KIND = "reconcile"
 #: A job submitted while the picture changed may not be in the store at the first look.
 _LOOKS = 2
+#: A change that Slurm refused so often is not tried again; another one is.
+_MOST_FAILURES = 3
 
 #: What planning a job again comes to; None when that can't be told.
 Replan = Callable[[Decision, View], Wanted | None]
@@ -67,9 +69,12 @@ class Reconciler:
             before = acts.get(entry.decision.id, [])
             judgement = judge(_names(entry.job.excluded), _set_by_us(entry, before), wanted)
             if judgement.act is Act.CHANGE:
+                action = self._action(entry, judgement, _host_list(wanted))
+                if _refused(action, before):
+                    continue
                 if not self._may_act():
                     return  # the rest has its turn at a later look
-                self._change(entry, wanted, judgement)
+                self._actor.act(action, excluded=action.value)
             elif judgement.act is not Act.LEAVE:
                 self._note(entry, judgement, before)
         self._looks_left -= 1
@@ -82,11 +87,6 @@ class Reconciler:
             return False
         self._times.append(now)
         return True
-
-    def _change(self, entry: Planned, wanted: Wanted, judgement: Judgement) -> None:
-        excluded = hostlist.compress(sorted(wanted.excluded))
-        action = self._action(entry, judgement, value=excluded)
-        self._actor.act(action, excluded=excluded)
 
     def _note(self, entry: Planned, judgement: Judgement, before: Sequence[JobAction]) -> None:
         """Once, until something else is the matter."""
@@ -116,6 +116,17 @@ def _names(text: str | None) -> frozenset[str]:
         return frozenset({text or ""})
 
 
+def _host_list(wanted: Wanted) -> str:
+    return hostlist.compress(sorted(wanted.excluded))
+
+
+def _refused(action: JobAction, before: Iterable[JobAction]) -> bool:
+    """Whether Slurm refused the same change again and again."""
+    same = ("failed", action.job, action.kind, action.value)
+    failures = sum(1 for a in before if (a.outcome, a.job, a.kind, a.value) == same)
+    return failures >= _MOST_FAILURES
+
+
 def _set_by_us(entry: Planned, acts: Iterable[JobAction]) -> list[frozenset[str]]:
     """What crater gave the job at submit, and later; tasks of an array share their plan."""
     fields, submitted = entry.decision.fields, entry.decision.submitted
@@ -125,12 +136,16 @@ def _set_by_us(entry: Planned, acts: Iterable[JobAction]) -> list[frozenset[str]
 
 
 def _as_submitted(entry: Planned, view: View) -> bool:
-    """Whether partition and node list are still those that were planned."""
+    """Whether partition and node list are still those that were planned.
+
+    Jobs of scrontab are not: Slurm lets nobody change them.
+    """
     job: QueuedJob = entry.job
     submitted = entry.decision.submitted
     partition = submitted.get("field.partition") or view.cluster.default_partition or ""
     return (
         job.excluded is not None
+        and submitted.get("kind") != "cron"
         and set(job.partition.split(",")) == set(partition.split(","))
         and _names(job.requested) == _names(submitted.get("field.req_nodes"))
     )

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from typing import Any
 
 import pytest
-from cluster_samples import gpus, mixed, node, view
+from cluster_samples import gpus, message, mixed, node, view
 from queue_samples import submitted
 
-from crater_slurm.model.plan import Decision
+from crater_slurm.model.plan import Decision, Placement
 from crater_slurm.placement.reconcile import Act, Wanted, judge
 from crater_slurm.scheduler import replan
 from crater_slurm.scheduler.state import View
+from crater_slurm.slurm import levers
+from crater_slurm.slurm.fields import PLANNING, job_from_fields
 from crater_slurm.store.decisions import decision_from_dict, decision_to_dict
 
 FAST = "gpus=1 ssd-latency=100us"
@@ -146,3 +149,35 @@ def test_only_what_crater_set_is_replaced_and_never_by_a_list_without_a_way(
     assert found.act is act
     if why is not None:
         assert found.why == why
+
+
+class Watched(dict[str, str]):
+    """A filter message that notes which of its keys are read."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.read: set[str] = set()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.read.add(key)
+        return super().get(key, default)
+
+    def __getitem__(self, key: str) -> str:
+        self.read.add(key)
+        return super().__getitem__(key)
+
+
+def test_the_record_keeps_every_field_that_planning_reads() -> None:
+    """A new field that planning reads and the record lacks would change waiting jobs silently."""
+    read: set[str] = set()
+    for gpus_on, extra in ((2, {}), (0, {"field.ntasks_per_gpu": "1", "field.gres": "gpu:2"})):
+        sent = Watched(message("gpus=1", cpus_per_task="4") | extra | {"het": "1"})
+        job = job_from_fields(sent)
+        for domains in (0, 1, 2):
+            placement = Placement(
+                gpus=gpus_on, cores=4, threads_per_core=2, domains=domains, domain_gpus=1
+            )
+            levers.changes(placement, job, sent)
+        read |= sent.read
+    assert {"field.tres_per_node", "field.ntasks_per_socket", "field.threads_per_core"} <= read
+    assert read - set(PLANNING) == {"user", "field.comment"}

@@ -353,6 +353,28 @@ def test_a_dry_run_changes_no_job(store: Store, slurm: FakeSlurm, clock: Clock) 
     assert (slurm.updates, outcomes(store, "p7")) == ([], [("7", "exclude", "dry_run")])
 
 
+def test_a_change_that_slurm_refuses_is_tried_a_few_times_and_no_other_job_waits_for_it(
+    store: Store, slurm: FakeSlurm, clock: Clock
+) -> None:
+    part = reconciler(store, slurm, clock)
+    slurm.refuses = "scontrol failed: Job is no longer pending execution"
+    for _ in range(5):
+        part.look([excluding()], AFTER)
+    assert outcomes(store, "p7") == [("7", "exclude", "failed")] * 3
+    slurm.refuses = ""
+    part.look([excluding(), excluding(8)], AFTER)
+    assert slurm.updates == [("8", {"excluded": ""})]
+
+
+def test_jobs_of_scrontab_are_slurm_s_own(store: Store, slurm: FakeSlurm, clock: Clock) -> None:
+    job = excluding()
+    decision = dataclasses.replace(
+        job.decision, submitted=job.decision.submitted | {"kind": "cron"}
+    )
+    reconciler(store, slurm, clock).look([Planned(job.job, decision)], AFTER)
+    assert slurm.updates == []
+
+
 def test_another_way_of_planning_can_be_put_in_its_place(
     store: Store, slurm: FakeSlurm, clock: Clock
 ) -> None:
