@@ -49,7 +49,8 @@ def cluster(lab_factory: Any, tmp_path_factory: pytest.TempPathFactory) -> Lab:
 
 @pytest.fixture
 def lab(cluster: Lab) -> Iterator[Lab]:
-    """The cluster without jobs, and with the profiles that it began with."""
+    """The cluster without jobs, and with the profiles and settings that it began with."""
+    wait_until(lambda: "planned" in (told := passed(cluster)) and "1 of 3 nodes" in told, "a start")
     yield cluster
     cancel(cluster)
     set_latency(cluster, "y1", SLOW_US)
@@ -120,20 +121,25 @@ def test_an_array_is_changed_as_one(lab: Lab) -> None:
 
 def test_observing_changes_no_job_and_enforcing_again_catches_up(lab: Lab) -> None:
     job = accepted(submit(lab, "--hold", crater=NEEDS_FAST))
-    setting(lab, "filter", mode="observe")
-    set_latency(lab, "y1", FAST_US)
-    setting(lab, "filter", mode="advise")  # a new start looks at all jobs, if it may
-    wait_until(lambda: "2 of 3 nodes" in passed(lab), "the new profile counts")
     assert excluded(lab, job) == {"y1", "z1"}
-    setting(lab, "filter", mode="enforce")
+    try:
+        setting(lab, "filter", mode="observe")
+        set_latency(lab, "y1", FAST_US)
+        setting(lab, "filter", mode="advise")  # a new start looks at all jobs, if it may
+        wait_until(lambda: "2 of 3 nodes" in passed(lab), "the new profile counts")
+        assert excluded(lab, job) == {"y1", "z1"}
+    finally:
+        setting(lab, "filter", mode="enforce")
     wait_until(lambda: excluded(lab, job) == {"z1"}, "the job may use y1")
 
 
 def test_a_job_that_became_impossible_stays_and_its_record_says_why(lab: Lab) -> None:
     job = accepted(submit(lab, "--hold", crater=NEEDS_FAST))
     set_latency(lab, "x1", SLOW_US)
-    acts = wait_until(lambda: explained(lab, job)["actions"], "the record says so")
-    set_latency(lab, "x1", FAST_US)
+    try:
+        acts = wait_until(lambda: explained(lab, job)["actions"], "the record says so")
+    finally:
+        set_latency(lab, "x1", FAST_US)
     assert (acts[0]["action"], acts[0]["outcome"]) == ("infeasible", "noted")
     assert acts[0]["message"].startswith("no node can run it any more; nearest is ")
     assert lab.job(job)["JobState"] == "PENDING"
