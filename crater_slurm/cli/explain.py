@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import secrets
-import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +24,7 @@ class Explained:
     decision: dict[str, Any] = field(default_factory=dict)
     grants: list[dict[str, Any]] = field(default_factory=list)
     observations: list[dict[str, Any]] = field(default_factory=list)
+    actions: list[dict[str, Any]] = field(default_factory=list)
     job: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
@@ -67,7 +65,7 @@ def check(script: Path, options: tuple[str, ...], as_json: bool) -> None:
         click.get_current_context().exit(1)
 
 
-def _client() -> Client:
+def slurm_client() -> Client:
     from crater_slurm.slurm.client import Client
 
     slurm = loaded().settings.slurm
@@ -81,6 +79,8 @@ def _fetch(key: str, result: Explained) -> None:
     result.decision = answer["decision"]
     result.grants = answer["grants"]
     result.observations = answer.get("observations", [])
+    result.actions = answer.get("actions", [])
+    result.notes += answer.get("notes", [])
 
 
 def _explain_plan(plan_id: str) -> Explained:
@@ -92,7 +92,7 @@ def _explain_plan(plan_id: str) -> Explained:
 def _explain_job(job_id: str) -> Explained:
     from crater_slurm.model import token
 
-    result = Explained(job=_client().job(job_id))
+    result = Explained(job=slurm_client().job(job_id))
     payload = token.read_unverified(result.job.get("Comment", ""))
     if payload is None:
         result.notes.append("this job has no crater plan: it had no directives, or mode=off")
@@ -114,36 +114,19 @@ def _plan_of(payload: dict[str, Any]) -> dict[str, Any]:
 
 def _check(script: Path, options: tuple[str, ...]) -> Explained:
     """Let Slurm parse the script without submitting it, and fetch what crater decided."""
-    nonce = f"check-{secrets.token_hex(8)}"
-    client = _client()
-    program = str(client.bin_dir / "sbatch") if client.bin_dir else "sbatch"
-    from crater_slurm.cli.submit import clean_environment
+    from crater_slurm.cli import test_only
 
-    environment = clean_environment(os.environ) | {"CRATER_CHECK": nonce}
-    try:
-        done = subprocess.run(
-            [program, "--test-only", *options, str(script)],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            env=environment,
-            timeout=60,
-            stdin=subprocess.DEVNULL,
-        )
-    except FileNotFoundError as error:
-        raise SlurmError(f"{program!r} is not there; install Slurm's client commands") from error
-    except subprocess.TimeoutExpired as error:
-        raise SlurmError("sbatch --test-only did not answer; is slurmctld up?") from error
+    done = test_only.run(slurm_client(), script, options)
     result = Explained()
-    said = [re.sub(r"^sbatch: (error: )?", "", line) for line in done.stderr.splitlines()]
+    said = list(done.said)
     result.notes += [f"Slurm: {line}" for line in said if line and not line.startswith("crater:")]
     from crater_slurm.scheduler.client import NotFoundError
 
     try:
-        _fetch(nonce, result)
+        _fetch(done.nonce, result)
     except NotFoundError:
         result.notes += [line for line in said if line.startswith("crater:")]
-        if done.returncode:
+        if done.failed:
             raise SlurmError("\n".join(said) or "sbatch --test-only failed") from None
         result.notes.append(
             "crater made no decision: the script has no directives, mode=off, or the filter is off"
@@ -157,6 +140,7 @@ def _show(result: Explained, as_json: bool) -> None:
             "decision": result.decision,
             "grants": result.grants,
             "observations": result.observations,
+            "actions": result.actions,
             "job": result.job,
             "notes": result.notes,
         }
@@ -164,6 +148,12 @@ def _show(result: Explained, as_json: bool) -> None:
         return
     from crater_slurm.cli.explanation import lines
 
-    seen = result.observations
-    for line in lines(result.decision, result.grants, result.job, result.notes, seen):
+    for line in lines(
+        result.decision,
+        result.grants,
+        result.job,
+        result.notes,
+        observations=result.observations,
+        actions=result.actions,
+    ):
         click.echo(line)

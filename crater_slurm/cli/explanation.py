@@ -16,12 +16,18 @@ def lines(
     job: Mapping[str, str],
     notes: Sequence[str],
     observations: Sequence[Mapping[str, Any]] = (),
+    actions: Sequence[Mapping[str, Any]] = (),
 ) -> Iterator[str]:
-    """Lines for a person: the request, each condition, the nodes, Slurm, what the job got."""
+    """Lines for a person: request, conditions, nodes, Slurm, what was done, what the job got."""
     if job:
         yield from _job(job)
     if decision:
         yield from _decision(decision)
+    if actions:
+        yield ""
+        yield "What crater did while it waited"
+        for action in actions:
+            yield _action(action)
     if grants or observations:
         yield ""
         yield "What the job got"
@@ -161,6 +167,16 @@ def _plan_words(plan: Mapping[str, Any]) -> Iterator[str]:
 
 def _short(text: str, limit: int = 120) -> str:
     return text if len(text) <= limit else f"{text[:limit]}... ({len(text)} characters)"
+
+
+def _action(action: Mapping[str, Any]) -> str:
+    when = datetime.fromtimestamp(action["time"]).astimezone().isoformat(" ", "seconds")
+    value = f" {_short(action['value'])}" if action.get("value") else ""
+    outcome = {"done": "", "noted": ""}.get(action["outcome"], f" [{action['outcome']}]")
+    return (
+        f"  {when}  job {_short(action['job'])}  {action['kind']}: {action['action']}{value}"
+        f"{outcome}: {action['message']}"
+    )
 
 
 def _grant(grant: Mapping[str, Any]) -> Iterator[str]:

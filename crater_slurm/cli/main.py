@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "crater_slurm.cli.estimate:estimate",
         "Predict a workload's GPU memory and host needs.",
     ),
+    "eta": ("crater_slurm.cli.eta:eta", "Say when a job is expected to start."),
     "explain": ("crater_slurm.cli.explain:explain", "Say why a job went where it went."),
     "install": ("crater_slurm.cli.install:install", "Copy filter and hooks where Slurm runs them."),
     "key": ("crater_slurm.cli.key:key", "Make the cluster's plan key."),

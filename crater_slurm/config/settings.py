@@ -86,6 +86,11 @@ class Scheduler(Section):
     refresh_seconds: float = Field(
         default=30, gt=0, description="How often partitions and nodes are read from Slurm."
     )
+    queue_seconds: float = Field(
+        default=30,
+        gt=0,
+        description="How often waiting jobs are read from Slurm, where sla or reconcile need them.",
+    )
     admin_users: tuple[str, ...] = Field(
         default=("root", "slurm", "crater"),
         description="Who may see other users' decisions, and report of the node that they are on.",
@@ -236,6 +241,72 @@ class Probe(Section):
     )
 
 
+class Sla(Section):
+    """What is done for jobs whose max-wait is about to be broken."""
+
+    enabled: bool = Field(
+        default=False, description="Act for jobs with max-wait. Off: nothing is ever raised."
+    )
+    dry_run: bool = Field(default=False, description="Log and record each step, and change no job.")
+    act_at: float = Field(
+        default=0.8,
+        gt=0,
+        le=1,
+        description="Share of max-wait after which the first step is taken; further steps follow "
+        "in equal parts of the rest.",
+    )
+    steps: tuple[Literal["priority", "qos"], ...] = Field(
+        default=("priority",),
+        description="What may be done, in this order, each once for a job. priority lowers the "
+        "job's nice by priority_boost, qos sets the QOS that sla.qos names.",
+    )
+    priority_boost: int = Field(
+        default=1000,
+        ge=1,
+        le=1_000_000_000,
+        description="By how much a job's priority is raised; as nice, so that the site's own "
+        "factors go on counting.",
+    )
+    priority_limit: int | None = Field(
+        default=None,
+        ge=1,
+        description="No job's priority is raised above this; no limit when unset.",
+    )
+    qos: str | None = Field(
+        default=None,
+        pattern=r"^[A-Za-z0-9_.+-]{1,64}$",
+        description="QOS of the step qos; what it may preempt is the site's own configuration of "
+        "it. Without a name that step does nothing.",
+    )
+    least_wait_seconds: float = Field(
+        default=600,
+        ge=1,
+        description="A shorter max-wait counts as this, so that nobody jumps the queue by asking "
+        "for one second.",
+    )
+    jobs_per_user: int = Field(
+        default=2,
+        ge=1,
+        description="Waiting jobs of one user (each array task is one) that are helped at a time.",
+    )
+
+
+class Reconcile(Section):
+    """What is done for waiting jobs when nodes change."""
+
+    enabled: bool = Field(
+        default=True,
+        description="When profiles or health change, replace the nodes that crater excluded from "
+        "planned jobs that still wait. Only with filter.mode enforce.",
+    )
+    dry_run: bool = Field(
+        default=False, description="Log and record each change, and change no job."
+    )
+    per_minute: int = Field(
+        default=60, ge=1, description="At most so many jobs are changed per minute."
+    )
+
+
 class Settings(Section):
     """The whole tree."""
 
@@ -250,5 +321,7 @@ class Settings(Section):
     scheduler: Scheduler = Scheduler()
     health: Health = Health()
     plan: Plan = Plan()
+    sla: Sla = Sla()
+    reconcile: Reconcile = Reconcile()
     node: Node = Node()
     probe: Probe = Probe()

@@ -119,6 +119,9 @@ class Decision:
     messages: tuple[str, ...] = ()
     health: dict[str, object] = field(default_factory=dict)
     duration_us: float = 0.0
+    #: The filter's message as far as planning reads it, whole, so that the job can be planned
+    #: again; ``options`` is what people see of it.
+    submitted: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

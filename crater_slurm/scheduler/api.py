@@ -6,6 +6,7 @@ body, which gives the uid and can't be replayed. Nodes report as root.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import pwd
 import time
@@ -215,6 +216,7 @@ def build(service: Service, admins: Iterable[str], registry: CollectorRegistry) 
         try:
             got = service.store().grants(plan_id=found.id)
             seen = service.store().observations(plan_id=found.id)
+            acts = service.store().actions([found.id]).get(found.id, [])
         except CraterError as error:
             raise HTTPException(503, str(error)) from error
         return {
@@ -224,6 +226,8 @@ def build(service: Service, admins: Iterable[str], registry: CollectorRegistry) 
                 for g in got
             ],
             "observations": [observation_to_dict(one) for one in seen],
+            "actions": [dataclasses.asdict(act) for act in acts],
+            "notes": service.utilization.notes(found.id),
             "age_seconds": round(time.time() - found.time, 1),
         }
 

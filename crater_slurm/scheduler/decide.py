@@ -24,7 +24,7 @@ from crater_slurm.scheduler import steering
 from crater_slurm.scheduler.health import Board
 from crater_slurm.scheduler.state import View
 from crater_slurm.slurm import features, hostlist, levers
-from crater_slurm.slurm.fields import job_from_fields
+from crater_slurm.slurm.fields import job_from_fields, planning_fields
 
 #: slurmctld refuses longer comments (MAX_STR_LEN), at submit and at every later update.
 COMMENT_LIMIT = 1024
@@ -33,6 +33,8 @@ _ANYTHING = "crater: "
 _LONGEST_OPTION = 500
 _MOST_ITEMS = 50
 _MOST_SCORES = 20
+#: All of them together that a job is planned again from; a list of 5,000 nodes fits.
+_LONGEST_SUBMITTED = 65_536
 
 
 @dataclass(slots=True)
@@ -137,7 +139,7 @@ class Decider:
             return _hands_off(notes, "crater-scheduler has not read the cluster yet", mode)
         try:
             job = job_from_fields(message)
-            scope = _scope(job)
+            scope = scope_of(job)
         except (ValueError, UsageError) as error:
             # Not ours to judge: slurmctld says in its own words what is wrong with the option.
             return _hands_off(notes, f"its Slurm options can't be read ({error})", mode)
@@ -148,7 +150,8 @@ class Decider:
             return _hands_off(
                 notes, f"crater knows no partition {unknown[0][:80]!r}" if unknown else why, mode
             )
-        record = _record(decision_id, mode, self.clock(), directives.request, job, outcome, view)
+        now = self.clock()
+        record = _record(decision_id, mode, now, directives.request, job, outcome, view, message)
         notes += outcome.notes
         steered = steering.steer(self.board(), view, outcome, scope)
         record = dataclasses.replace(record, health=steered.record)
@@ -227,7 +230,8 @@ def _number(text: str | None) -> int:
     return int(text) if text and text.isascii() and text.isdigit() and len(text) < 20 else -1
 
 
-def _scope(job: Job) -> Scope:
+def scope_of(job: Job) -> Scope:
+    """The nodes that a job's own options leave. Raises UsageError for one that can't be read."""
     return Scope(
         partitions=job.partitions,
         only=tuple(hostlist.expand(job.node_list)) if job.node_list else None,
@@ -260,6 +264,13 @@ def _kept(value: Any) -> Any:
     return value
 
 
+def _replayable(message: Mapping[str, str]) -> dict[str, str]:
+    """What planning read, whole or not at all: half a node list would be another job."""
+    found = planning_fields(message)
+    size = sum(len(value) for value in found.values())
+    return found if size <= _LONGEST_SUBMITTED else {}
+
+
 def _record(
     decision_id: str,
     mode: Mode,
@@ -268,6 +279,7 @@ def _record(
     job: Job,
     outcome: Outcome,
     view: View,
+    message: Mapping[str, str],
 ) -> Decision:
     return Decision(
         id=decision_id,
@@ -287,6 +299,7 @@ def _record(
         nearest_node=outcome.nearest_node,
         smallest_change=outcome.smallest_change,
         plan=outcome.plan,
+        submitted=_replayable(message),
     )
 
 

@@ -64,6 +64,11 @@ class KeyFile:
             self.problem = str(error)
         return self._keys[0] if self._keys else None
 
+    def verifying_keys(self) -> list[bytes]:
+        """All keys that verify a plan, newest first; empty when there is none."""
+        self.signing_key()
+        return list(self._keys)
+
 
 def create_key(file: Path) -> None:
     """Write a new random key, readable by root only; refuses to replace one."""

@@ -1,9 +1,11 @@
-"""crater-scheduler put together: state, recorder, filter socket, metrics."""
+"""crater-scheduler put together: state, recorder, filter socket, watch over the queue, metrics."""
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
+from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -11,18 +13,26 @@ from crater_slurm.config import Settings
 from crater_slurm.model.plan import Mode
 from crater_slurm.placement import score
 from crater_slurm.placement.planner import Preference
+from crater_slurm.scheduler import replan
+from crater_slurm.scheduler.actions import Actor
 from crater_slurm.scheduler.decide import Decider
 from crater_slurm.scheduler.drain import Drains
 from crater_slurm.scheduler.health import Board, HealthWatch
 from crater_slurm.scheduler.health_metrics import HealthCollector
 from crater_slurm.scheduler.keys import KeyFile
 from crater_slurm.scheduler.observed import Observed
+from crater_slurm.scheduler.planned import PlannedJobs
 from crater_slurm.scheduler.prometheus import Prometheus
+from crater_slurm.scheduler.reconcile import Reconciler, Replan
 from crater_slurm.scheduler.recorder import Recorder
 from crater_slurm.scheduler.reports import Reports
+from crater_slurm.scheduler.sla import SlaWatch
 from crater_slurm.scheduler.socket import FilterSocket, Pairs
 from crater_slurm.scheduler.state import State
+from crater_slurm.scheduler.utilization import Utilization
+from crater_slurm.scheduler.watch import QueueWatch
 from crater_slurm.scheduler.weights import Weights
+from crater_slurm.slurm import jobs
 from crater_slurm.slurm.client import Client
 from crater_slurm.slurm.control import Control
 from crater_slurm.store.repository import Store
@@ -34,8 +44,9 @@ _BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.1)
 class Service:
     """Owns every part of the daemon. ``start`` answers submissions from its return on."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, clock: Callable[[], float] = time.time) -> None:
         self.settings = settings
+        self.clock = clock
         self._store: Store | None = None
         self.keys = KeyFile(settings.plan.key_file)
         self.slurm = Client(
@@ -80,6 +91,11 @@ class Service:
         profiles = Gauge("crater_profiled_nodes", "Nodes with a profile", registry=self.registry)
         profiles.set_function(lambda: self.state.view.profiles if self.state.view else 0)
         self.registry.register(HealthCollector(self.health))
+        self.utilization = Utilization(self.registry)
+        consume = frozenset(settings.filter.consume)
+        #: What planning a waiting job again comes to; see replan.wanted.
+        self.replan: Replan = functools.partial(replan.wanted, consume=consume)
+        self.watch = self._queue_watch()
 
     def _health_watch(self) -> HealthWatch:
         own = self.settings.health
@@ -99,6 +115,43 @@ class Service:
     def _board(self) -> Board | None:
         return self.health.board if self.settings.health.exclude_degraded else None
 
+    def _queue_watch(self) -> QueueWatch:
+        """What is done for jobs that wait; it changes jobs, so only where crater may enforce."""
+        acts = Counter(
+            "crater_job_actions",
+            "Acts on waiting jobs",
+            ["kind", "action", "outcome"],
+            registry=self.registry,
+        )
+        settings = self.settings
+
+        def actor(dry_run: bool) -> Actor:
+            return Actor(
+                functools.partial(jobs.update, self.slurm),
+                self.store,
+                self.clock,
+                dry_run=dry_run,
+                acted=lambda *words: acts.labels(*words).inc(),
+            )
+
+        sla = SlaWatch(settings.sla, actor(settings.sla.dry_run), self.store)
+        late = Gauge("crater_sla_late_jobs", "Jobs past their max-wait", registry=self.registry)
+        late.set_function(lambda: sla.late)
+        reconciler = Reconciler(
+            settings.reconcile,
+            actor(settings.reconcile.dry_run),
+            self.store,
+            lambda decision, view: self.replan(decision, view),
+        )
+        return QueueWatch(
+            (sla, reconciler),
+            read=lambda excluded: jobs.queue(self.slurm, excluded=excluded, running=False),
+            planned=PlannedJobs(self.keys.verifying_keys, self.store),
+            view=lambda: self.state.view,
+            off=lambda: settings.filter.mode != "enforce" or settings.off_switch.exists(),
+            seconds=settings.scheduler.queue_seconds,
+        )
+
     def store(self) -> Store:
         """The store, opened when first needed and again after it was away. Raises StoreError."""
         if self._store is None:
@@ -111,9 +164,11 @@ class Service:
         self.observed.start()
         self.filter.start()
         self.health.start()
+        self.watch.start()
 
     def stop(self) -> None:
         self.filter.stop()
+        self.watch.stop()
         self.health.stop()
         self.state.stop()
         self.observed.stop()
@@ -139,6 +194,7 @@ class Service:
     def problems(self) -> list[str]:
         """What keeps the daemon from doing its work; empty when it is healthy."""
         found = [self.state.problem, self.recorder.problem, self.keys.problem]
+        found.append(self.watch.problem)
         view = self.state.view
         if view is None:
             found.append("the cluster has not been read yet")

@@ -36,11 +36,15 @@ _WORDED_SETS = 1024
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One consistent picture of the cluster. Replaced as a whole, never changed."""
+    """One consistent picture of the cluster. Replaced as a whole, never changed.
+
+    ``serial`` is another one whenever anything that a decision depends on is.
+    """
 
     cluster: SlurmCluster
     planner: Planner
     profiles: int
+    serial: int = 0
     _words: dict[int, str] = field(default_factory=dict)
 
     def hostlist(self, nodes: int) -> str:
@@ -160,7 +164,9 @@ class State:
         built = inventory.build(
             cluster, list(self._profiles.values()), allow_declared=self._allow_declared
         )
-        self.view = View(cluster, Planner(built, self._preference), len(self._profiles))
+        serial = self.view.serial + 1 if self.view else 1
+        planner = Planner(built, self._preference)
+        self.view = View(cluster, planner, len(self._profiles), serial)
         self._stale = False
 
     def _slurm_due(self) -> bool:

@@ -17,6 +17,22 @@ _SCOPES = (
     ("tres_per_task", GpuScope.TASK),
 )
 
+#: Keys of a filter message that planning reads, here and in the levers.
+PLANNING = (
+    *("uid", "kind", "het", "gres_style", "field.gres", "field.ntasks_per_gpu"),
+    *("field.ntasks_per_socket", "field.threads_per_core", "field.cpus_per_tres"),
+    *("field.num_tasks", "field.ntasks_per_node", "field.cpus_per_task", "field.min_cpus"),
+    *("field.min_nodes", "field.max_nodes", "field.min_mem_per_node", "field.min_mem_per_cpu"),
+    *("field.features", "field.exc_nodes", "field.req_nodes", "field.shared", "field.partition"),
+    *("field.sockets_per_node", "field.cores_per_socket", "field.bitflags", "field.array_inx"),
+    *(f"field.{name}" for name, _ in _SCOPES),
+)
+
+
+def planning_fields(message: Mapping[str, str]) -> dict[str, str]:
+    """The part of a filter message from which the job can be planned again."""
+    return {key: message[key] for key in PLANNING if message.get(key)}
+
 
 def job_from_fields(message: Mapping[str, str]) -> Job:
     """A Job from one filter message (see docs/protocols.md), ``field.NAME`` keys and all.

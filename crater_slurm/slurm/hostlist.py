@@ -6,6 +6,7 @@ import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterable
+from functools import lru_cache
 
 from crater_slurm.errors import UsageError
 
@@ -28,6 +29,12 @@ def expand(text: str) -> list[str]:
         if len(names) > MAX_NAMES:
             raise UsageError(f"the host list {text[:60]!r} has more than {MAX_NAMES} names")
     return names
+
+
+@lru_cache(maxsize=1024)
+def names(text: str) -> frozenset[str]:
+    """The set of names; kept, because thousands of jobs name the same nodes. See ``expand``."""
+    return frozenset(expand(text))
 
 
 def _split(text: str) -> list[str]:

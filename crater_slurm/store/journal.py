@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Iterable
@@ -9,12 +10,19 @@ from typing import Any
 
 from sqlalchemy import Engine, delete, insert, select, update
 
+from crater_slurm.errors import StoreError
 from crater_slurm.model.plan import Decision
 from crater_slurm.store import engine as engines
 from crater_slurm.store.decisions import decision_from_dict, decision_to_dict
 from crater_slurm.store.profiles import chunks
 from crater_slurm.store.records import Event, Grant, Pruned
-from crater_slurm.store.tables import DecisionRow, EventRow, GrantRow, ObservationRow
+from crater_slurm.store.tables import (
+    DecisionRow,
+    EventRow,
+    GrantRow,
+    JobActionRow,
+    ObservationRow,
+)
 
 _DAY_US = 86_400 * 10**6
 
@@ -51,6 +59,25 @@ class Journal:
         with engines.reading(self._engine) as connection:
             document = connection.scalar(query)
         return None if document is None else _decision(document)
+
+    def decisions_of(self, ids: Iterable[str]) -> dict[str, Decision]:
+        """The decisions of these ids, by id; those that the store doesn't have are left out.
+
+        One that can't be read here (a newer scheduler wrote it) is left out too.
+        """
+        found: dict[str, str] = {}
+        with engines.reading(self._engine) as connection:
+            for chunk in chunks(list(ids)):
+                query = select(DecisionRow.id, DecisionRow.document).where(
+                    DecisionRow.id.in_(chunk)
+                )
+                for key, document in connection.execute(query):
+                    found[key] = document
+        decisions: dict[str, Decision] = {}
+        for key, document in found.items():
+            with contextlib.suppress(StoreError):
+                decisions[key] = _decision(document)
+        return decisions
 
     def decisions(
         self, *, user_id: int | None = None, job_id: int | None = None, limit: int = 100
@@ -139,11 +166,16 @@ class Journal:
         before = _us(now) - days * _DAY_US
         counts = []
         with engines.writing(self._engine) as connection:
-            for table in (DecisionRow, GrantRow, EventRow, ObservationRow):
+            for table in (DecisionRow, GrantRow, EventRow, ObservationRow, JobActionRow):
                 query = delete(table).where(table.time_us < before)
                 counts.append(connection.execute(query).rowcount)
+        decisions, grants, events, observations, job_actions = counts
         return Pruned(
-            decisions=counts[0], grants=counts[1], events=counts[2], observations=counts[3]
+            decisions=decisions,
+            grants=grants,
+            events=events,
+            observations=observations,
+            job_actions=job_actions,
         )
 
 

@@ -34,6 +34,29 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobAction:
+    """What crater-scheduler did to a job after its submission, or would have done.
+
+    ``job`` is the label that Slurm's commands take (123, 123_4); ``kind`` who acted (sla,
+    reconcile), ``action`` what, ``value`` what was set. ``outcome`` is one of OUTCOMES.
+    """
+
+    job: str
+    plan_id: str
+    user_id: int
+    time: float
+    kind: str
+    action: str
+    outcome: str
+    value: str = ""
+    message: str = ""
+
+
+#: begun: written before Slurm is asked, so that a crash never makes a step happen twice.
+OUTCOMES = ("begun", "done", "failed", "dry_run", "noted")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pruned:
     """How many entries went because they were old."""
 
@@ -41,3 +64,4 @@ class Pruned:
     grants: int
     events: int
     observations: int
+    job_actions: int

@@ -17,6 +17,7 @@ from crater_slurm.errors import StoreError
 from crater_slurm.model.profile import NodeProfile
 from crater_slurm.store import engine as engines
 from crater_slurm.store import migrations, profiles
+from crater_slurm.store.actions import JobActions
 from crater_slurm.store.codec import profile_from_dict, profile_to_dict
 from crater_slurm.store.journal import Journal
 from crater_slurm.store.observations import Observations
@@ -34,7 +35,7 @@ class Snapshot:
     names: tuple[str, ...]
 
 
-class Store(Journal, Observations):
+class Store(Journal, Observations, JobActions):
     """An open store. Safe to share between threads; close it, or use it as a context."""
 
     def __init__(self, engine: Engine) -> None:

@@ -292,3 +292,20 @@ class EventRow(Base):
     path: Mapped[str | None]
     old: Mapped[str | None] = mapped_column(Text)
     new: Mapped[str | None] = mapped_column(Text)
+
+
+class JobActionRow(Base):
+    """What crater-scheduler did to a job after its submission; ``job`` is Slurm's label of it."""
+
+    __tablename__ = "job_action"
+    __table_args__ = (Index(None, "plan_id"), Index(None, "time_us"), _MYSQL)
+    id: Mapped[int] = mapped_column(_Serial, primary_key=True, autoincrement=True)
+    job: Mapped[str] = mapped_column(_Document)
+    plan_id: Mapped[str] = mapped_column(String(64))
+    user_id: Mapped[int]
+    time_us: Mapped[int]
+    kind: Mapped[str] = mapped_column(String(16))
+    action: Mapped[str] = mapped_column(String(32))
+    outcome: Mapped[str] = mapped_column(String(16))
+    value: Mapped[str] = mapped_column(_Document)
+    message: Mapped[str] = mapped_column(Text)

@@ -26,7 +26,7 @@ from crater_slurm.model.observation import FIGURES, Observation
 from crater_slurm.model.profile import Cpu, Method, NodeProfile, NumaNode, Nvme, Provenance
 from crater_slurm.store import engine as engines
 from crater_slurm.store import maintenance, migrations
-from crater_slurm.store.records import Event, Grant, Pruned
+from crater_slurm.store.records import Event, Grant, JobAction, Pruned
 from crater_slurm.store.repository import Store
 
 Locked = Callable[[str], AbstractContextManager[None]]
@@ -49,6 +49,21 @@ def count(url: str, table: str) -> int:
         found = connection.execute(text(f"SELECT count(*) FROM {table}")).scalar_one()
     engine.dispose()
     return int(found)
+
+
+def job_action(**fields: Any) -> JobAction:
+    given = {
+        "job": "7",
+        "plan_id": "d1",
+        "user_id": 1000,
+        "time": 1.0,
+        "kind": "sla",
+        "action": "priority",
+        "outcome": "begun",
+        "value": "nice -1000",
+        "message": "waited 8 s of 10 s",
+    }
+    return JobAction(**given | fields)
 
 
 def write_nodes(url: str, prefix: str, nodes: int, results: Any) -> None:
@@ -92,6 +107,11 @@ def write_for_ever(url: str) -> None:
             store.save_profiles(
                 dataclasses.replace(rich_profile(f"k{n}"), cache_gb=i) for n in range(20)
             )
+
+
+def _pruned(each: int) -> Pruned:
+    """As many rows of every kind."""
+    return Pruned(**{field.name: each for field in dataclasses.fields(Pruned)})
 
 
 class StoreContract:
@@ -284,10 +304,30 @@ class StoreContract:
             store.save_grant(Grant(job_id=1, plan_id=key, node="gn01", time=then))
             store.add_events([Event(node="gn01", time=then, kind="report", message=key)])
             store.add_observation(seen(plan_id=key, time=then))
-        assert store.prune(10, now) == Pruned(decisions=1, grants=1, events=1, observations=1)
+            store.add_action(job_action(plan_id=key, time=then))
+        assert store.prune(10, now) == _pruned(1)
         assert [found.id for found in store.decisions()] == ["age9.9", "age10.0"]
         assert [found.plan_id for found in store.observations()] == ["age9.9", "age10.0"]
-        assert store.prune(10, now) == Pruned(decisions=0, grants=0, events=0, observations=0)
+        assert store.prune(10, now) == _pruned(0)
+
+    # What was done to jobs
+
+    def test_an_act_is_noted_first_and_finished_later(self, store: Store) -> None:
+        begun = store.add_action(job_action(time=1.5))
+        store.add_action(job_action(job="7_[1-3]", kind="reconcile", value="x" * 70_000))
+        store.finish_action(begun, "failed", "Job is no longer pending execution")
+        first, second = store.actions(["d1", "nobody"])["d1"]
+        assert first == job_action(
+            time=1.5, outcome="failed", message="Job is no longer pending execution"
+        )
+        assert (second.job, len(second.value)) == ("7_[1-3]", 70_000)
+        assert store.actions([]) == {}
+
+    def test_decisions_by_their_ids(self, store: Store, url: str) -> None:
+        store.save_decisions([rich_decision("d1"), rich_decision("d2"), rich_decision("d3")])
+        execute(url, "UPDATE decision SET document = '{\"id\"\\:\"d3\"}' WHERE id = 'd3'")
+        found = store.decisions_of(["d2", "d3", "d4"])
+        assert found == {"d2": rich_decision("d2")}, "one that can't be read holds up no other"
 
     # Several at once
 
@@ -357,7 +397,7 @@ class StoreContract:
         assert report.rows == dict.fromkeys(report.rows, 0) | {"meta": 1}
         assert set(report.rows) == {
             *("decision", "event", "gpu", "job_grant", "meta", "node", "numa_node", "nvlink"),
-            *("nvme", "provenance", "pci_device", "dimm", "observation"),
+            *("nvme", "provenance", "pci_device", "dimm", "observation", "job_action"),
         }
 
     def test_drift_is_found(self, store: Store, url: str) -> None:
@@ -387,9 +427,10 @@ class StoreContract:
     def test_an_older_store_asks_for_the_upgrade(
         self, store: Store, url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(migrations, "REVISIONS", (migrations.HEAD, "9998"))
+        head = migrations.HEAD
+        monkeypatch.setattr(migrations, "REVISIONS", (head, "9998"))
         monkeypatch.setattr(migrations, "HEAD", "9998")
-        with pytest.raises(StoreError, match="is at revision 0003, not 9998; run 'crater db up"):
+        with pytest.raises(StoreError, match=f"is at revision {head}, not 9998; run 'crater db up"):
             Store.open(url)
 
     def test_the_first_revision_is_upgraded_with_what_it_holds(self, url: str) -> None:
@@ -408,7 +449,7 @@ class StoreContract:
             "INSERT INTO nvme (node, position, name) VALUES ('n1', 0, 'nvme0n1')",
             "INSERT INTO event (node, time_us, kind, message) VALUES ('n1', 5, 'seen', 'It came.')",
         )
-        with pytest.raises(StoreError, match="is at revision 0001, not 0003; run 'crater db up"):
+        with pytest.raises(StoreError, match=f"0001, not {migrations.HEAD}; run 'crater db up"):
             Store.open(url)
         with Store.open(url, create=True) as store:
             assert store.profile("n1") == NodeProfile(

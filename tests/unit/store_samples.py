@@ -155,6 +155,7 @@ def rich_decision(
         user_name="ada",
         request={"gpus": 2, "numa": "strict", "memory_bandwidth_gb_s": 138.7},
         options={"partition": "gpu", "exclusive": None},
+        submitted={"kind": "batch", "field.partition": "gpu"},
         conditions=(
             Condition(
                 name="gpu_memory",

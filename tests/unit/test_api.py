@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_samples import message, node, view
+from cluster_samples import KEY, message, node, view
 from fastapi.testclient import TestClient
 from prometheus_client import CollectorRegistry, Counter
 
@@ -26,11 +26,14 @@ from crater_slurm.errors import SlurmError, StoreError, UsageError
 from crater_slurm.model.health import NodeHealth
 from crater_slurm.model.observation import Observation
 from crater_slurm.model.plan import Decision, Mode, Verdict
+from crater_slurm.model.request import Request
 from crater_slurm.scheduler import api
 from crater_slurm.scheduler.health import Board
 from crater_slurm.scheduler.service import Service
+from crater_slurm.scheduler.utilization import Utilization
 from crater_slurm.slurm import munge
-from crater_slurm.store.records import Grant
+from crater_slurm.store.records import Grant, JobAction
+from crater_slurm.store.repository import Store
 
 ROOT, ADA, BOB = 0, 1000, 1001
 NOBODY = hashlib.sha256(b"").hexdigest()
@@ -67,6 +70,19 @@ REPORT: dict[str, Any] = {
     "phase": "prolog",
     "grant": {"cpus": "0-7"},
 }
+
+
+ACTION = JobAction(
+    job="7",
+    plan_id="p1",
+    user_id=1000,
+    time=3.0,
+    kind="sla",
+    action="priority",
+    outcome="done",
+    value="nice -1000",
+    message="waited 8 s",
+)
 
 
 class FakeRecorder:
@@ -143,6 +159,9 @@ class FakeService:
         self.settings = Settings()
         self.slurm = self
         self.wrong: list[str] = []
+        self.utilization = Utilization(CollectorRegistry())
+        asked = Request(min_gpu_utilization_percent=65)
+        self.utilization.observe("7", "p1", asked, 12.0, 900)
 
     def node(self, name: str) -> dict[str, str]:
         """What Slurm says of a node."""
@@ -162,6 +181,9 @@ class FakeService:
 
     def observations(self, plan_id: str) -> list[Observation]:
         return [SEEN] if plan_id == "p1" else []
+
+    def actions(self, plan_ids: list[str]) -> dict[str, list[JobAction]]:
+        return {"p1": [ACTION]} if "p1" in plan_ids else {}
 
 
 @pytest.fixture
@@ -232,6 +254,9 @@ def test_a_user_sees_the_own_decision_with_what_the_job_got(
     (seen,) = body["observations"]
     assert (seen["node"], seen["gpu_memory_peak_mib"]) == ("n1", 17_600)
     assert "host_memory_peak_mib" not in seen, "what is unknown is left out"
+    assert body["actions"] == [dataclasses.asdict(ACTION)]
+    (note,) = body["notes"]
+    assert note.startswith("job 7: its GPUs are 12 % busy")
     assert body["age_seconds"] > 0
 
 
@@ -387,6 +412,38 @@ def test_answers_are_counted_recorded_and_found_again(real: Service) -> None:
     assert 'crater_decisions_total{mode="enforce",verdict="planned"} 1.0' in counted
     assert "crater_decision_seconds_count 1.0" in counted
     assert "crater_profiled_nodes 1.0" in counted
+
+
+def test_only_enforcing_watches_the_queue_and_the_off_switch_stops_it(
+    real: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def queue(_client: Any, **how: Any) -> list[Any]:
+        asked.append(how)
+        return []
+
+    monkeypatch.setattr("crater_slurm.scheduler.service.jobs.queue", queue)
+    real.keys.verifying_keys = lambda: [KEY]  # type: ignore[method-assign]
+    Store.open(real.settings.store.url, create=True).close()
+    real.state.view = view(node())
+    real.watch.look()
+    assert asked == [{"excluded": True, "running": False}], "reconcile is on by default, sla is not"
+    for tree in ({"filter": {"mode": "advise"}}, {"off_switch": str(tmp_path)}):
+        changed = real.settings.model_dump() | {"off_switch": tmp_path / "off"}
+        for section, value in tree.items():
+            changed[section] = changed[section] | value if isinstance(value, dict) else value
+        other = Service(Settings.model_validate(changed))
+        other.state.view = view(node())
+        other.watch.look()
+    assert len(asked) == 1
+
+
+def test_what_is_done_to_jobs_is_counted(real: Service) -> None:
+    text = TestClient(api.build(real, [], real.registry)).get("/metrics").text
+    assert "crater_sla_late_jobs 0.0" in text
+    assert "# TYPE crater_job_actions_total counter" in text
+    assert "# TYPE crater_job_below_utilization gauge" in text
 
 
 # --- With a munged of our own -----------------------------------------------------------------

@@ -260,8 +260,13 @@ def test_a_job_that_slurm_does_not_know_is_slurm_s_error(run: Any, slurm: Any) -
 def test_json_has_the_whole_record(run: Any, answers: dict[str, Any]) -> None:
     document = json.loads(run("explain", "p1", "--json").output)
     assert document == {
-        "decision": DECISION, "grants": [], "observations": [], "job": {}, "notes": []
-    }  # fmt: skip
+        "decision": DECISION,
+        "grants": [],
+        "observations": [],
+        "actions": [],
+        "job": {},
+        "notes": [],
+    }
 
 
 @pytest.fixture

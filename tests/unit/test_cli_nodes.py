@@ -20,6 +20,7 @@ from crater_slurm.cli.nodes import nodes
 from crater_slurm.config import Loaded, Settings
 from crater_slurm.errors import CraterError, StoreError, UsageError
 from crater_slurm.store.codec import profile_to_dict
+from crater_slurm.store.migrations import HEAD
 from crater_slurm.store.repository import Store
 
 Run = Callable[..., Result]
@@ -68,13 +69,13 @@ def gpu_node(store: Store) -> None:
 def test_upgrade_makes_the_store_and_then_leaves_it(run: Run, file: Path) -> None:
     assert run("db", "current").stdout == f"{file} has no tables yet; run 'crater db upgrade'\n"
     assert not file.exists()
-    assert run("db", "upgrade").stdout == f"{file} made, revision 0003\n"
-    assert run("db", "upgrade").stdout == f"{file} is at revision 0003 already\n"
-    assert run("db", "current").stdout == f"{file} is at revision 0003, the newest\n"
+    assert run("db", "upgrade").stdout == f"{file} made, revision {HEAD}\n"
+    assert run("db", "upgrade").stdout == f"{file} is at revision {HEAD} already\n"
+    assert run("db", "current").stdout == f"{file} is at revision {HEAD}, the newest\n"
     assert json.loads(run("db", "current", "--json").stdout) == {
         "store": str(file),
-        "current": "0003",
-        "newest": "0003",
+        "current": HEAD,
+        "newest": HEAD,
     }
 
 

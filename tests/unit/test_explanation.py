@@ -178,3 +178,17 @@ def test_long_values_are_cut_with_their_length() -> None:
     fields = {"exc_nodes": "n" * 500}
     shown = text({"id": "p", "mode": "enforce", "fields": fields})
     assert shown == "Asked of Slurm: exc_nodes=" + "n" * 120 + "... (500 characters)"
+
+
+def test_what_was_done_while_it_waited_is_told() -> None:
+    act = {"job": "7", "time": 0.0, "kind": "sla", "action": "priority", "value": "nice -1000"}
+    done = act | {"outcome": "done", "message": "waited 8 s of max-wait=10s (80%)"}
+    failed = act | {"action": "qos", "value": "x", "outcome": "failed", "message": "no QOS x"}
+    noted = act | {"kind": "reconcile", "action": "infeasible", "value": "", "outcome": "noted"}
+    told = list(lines({}, (), {}, (), [done, failed, noted | {"message": "no node can"}]))
+    assert told[:2] == ["", "What crater did while it waited"]
+    assert [line.partition("  job ")[2] for line in told[2:]] == [
+        "7  sla: priority nice -1000: waited 8 s of max-wait=10s (80%)",
+        "7  sla: qos x [failed]: no QOS x",
+        "7  reconcile: infeasible: no node can",
+    ]

@@ -97,6 +97,15 @@ def test_the_first_key_signs_and_a_rotation_is_followed(file: Path) -> None:
     assert keys.problem == ""
 
 
+def test_all_keys_verify_while_they_are_rotated(file: Path) -> None:
+    keys = KeyFile(file)
+    assert keys.verifying_keys() == []
+    write(file, NEW, OLD)
+    assert keys.verifying_keys() == [NEW, OLD]
+    write(file, NEW)
+    assert keys.verifying_keys() == [NEW]
+
+
 def test_an_unchanged_file_is_not_read_again(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(file, OLD)
     keys = KeyFile(file)

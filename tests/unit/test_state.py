@@ -103,6 +103,7 @@ def test_while_nothing_changes_the_planner_stays_and_the_picture_is_as_young_as_
     time.sleep(0.01)
     state.refresh()
     assert state.view.planner is first.planner
+    assert state.view.serial == first.serial
     assert state.view.cluster.time > first.cluster.time
 
 
@@ -149,6 +150,7 @@ def test_what_slurm_changes_is_seen(state: State, slurm: FakeSlurm, change) -> N
     slurm.found = change(slurm.found)
     state.refresh()
     assert state.view.planner is not before
+    assert state.view.serial == 2, "whoever watches the pictures sees that it is another one"
 
 
 def test_new_gres_names_are_seen_without_a_new_planner(state: State, slurm: FakeSlurm) -> None:
