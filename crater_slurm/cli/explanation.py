@@ -71,6 +71,8 @@ def _decision(decision: Mapping[str, Any]) -> Iterator[str]:
     if plan := decision.get("plan"):
         yield ""
         yield "Plan, per node: " + ", ".join(_plan_words(plan))
+    for fact in decision.get("facts", ()):
+        yield f"  {fact}"
     if fields := decision.get("fields"):
         verb = "Asked of Slurm" if decision.get("mode") == "enforce" else "Would be asked of Slurm"
         yield f"{verb}: " + ", ".join(

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from crater_slurm.model.plan import Condition
+from crater_slurm.placement.check import Check
 from crater_slurm.placement.inventory import Inventory, NodeClass
 from crater_slurm.placement.need import Need
-from crater_slurm.placement.rules import Check, Result
+from crater_slurm.placement.rules import Result
 
 _EXAMPLES = 3
 _NO_PROFILE = "has no profile in the store"

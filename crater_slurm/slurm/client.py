@@ -7,7 +7,7 @@ while a submission waits for an answer.
 
 from __future__ import annotations
 
-import itertools
+import dataclasses
 import os
 import re
 import subprocess
@@ -17,11 +17,9 @@ from pathlib import Path
 
 from crater_slurm.errors import SlurmError
 from crater_slurm.model.cluster import SlurmCluster, SlurmNode
-from crater_slurm.slurm import gres, hostlist
+from crater_slurm.slurm import gres, hostlist, limits
+from crater_slurm.slurm.records import parse_record
 
-_PAIR = re.compile(r"(?:^|\s)([A-Z][\w:/]*)=")
-#: A job's comment may be full of ``gpus=2``; Slurm prints the output files right behind it.
-_COMMENT = re.compile(r".*\sComment=(.*)\sStdErr=")
 _FORMAT = "%R|%T|%f|%G|%N"
 
 
@@ -74,15 +72,24 @@ class Client:
         return clean | {"SLURM_TIME_FORMAT": "standard"} | self.environment
 
     def cluster(self) -> SlurmCluster:
-        """Snapshot of nodes and partitions; two commands, whatever the size of the cluster."""
+        """Snapshot of nodes, partitions and reservations; a few commands, whatever its size."""
         config = self.config()
-        return parse_sinfo(
+        found = parse_sinfo(
             self.run("sinfo", "--all", "--noheader", "--format", _FORMAT),
             name=config.get("ClusterName", ""),
             version=parse_version(config.get("SLURM_VERSION", "")),
             gres_types=frozenset(filter(None, config.get("GresTypes", "").split(","))),
             default_partition=self.default_partition(),
         )
+        return dataclasses.replace(
+            found,
+            partitions=limits.partitions(self._shown("partition")),
+            reservations=limits.reservations(self._shown("reservation")),
+            enforce_limits=config.get("EnforcePartLimits", "NO").upper(),
+        )
+
+    def _shown(self, what: str) -> str:
+        return self.run("scontrol", "--all", "--oneliner", "show", what)
 
     def default_partition(self) -> str | None:
         """Name of the default partition; %P marks it with a star."""
@@ -133,6 +140,7 @@ def parse_sinfo(
 ) -> SlurmCluster:
     """Cluster from ``sinfo -h -o '%R|%T|%f|%G|%N'``; lines of one node are merged."""
     nodes: dict[str, tuple[set[str], str, frozenset[str], dict[str, int]]] = {}
+    gpu_types: dict[str, frozenset[str]] = {}
     for line in text.splitlines():
         fields = line.split("|")
         if len(fields) != 5:
@@ -141,9 +149,11 @@ def parse_sinfo(
         parsed_features = frozenset(filter(None, features.replace("(null)", "").split(",")))
         try:
             counts = gres.totals(gres_text)
+            types = frozenset(g.type for g in gres.parse(gres_text) if g.name == "gpu" and g.type)
         except ValueError as error:
             raise SlurmError(f"sinfo prints a gres that can't be read: {error}") from error
         for node in hostlist.expand(names):
+            gpu_types[node] = types
             if node in nodes:
                 nodes[node][0].add(partition)
             else:
@@ -161,24 +171,8 @@ def parse_sinfo(
                 state=state,
                 features=features_of,
                 gres=counts,
+                gpu_types=gpu_types[node],
             )
             for node, (partitions, state, features_of, counts) in sorted(nodes.items())
         ),
     )
-
-
-def parse_record(line: str) -> dict[str, str]:
-    """``Key=value`` fields of one ``scontrol -o`` line; values may hold spaces.
-
-    A free-text value (name, command) that itself contains ``Word=`` is cut there, and the first
-    occurrence of a key counts, so that a user's text never replaces a field of Slurm's. The
-    comment, which carries the plan, is read whole where Slurm shows what ends it.
-    """
-    record: dict[str, str] = {}
-    matches = list(_PAIR.finditer(line))
-    for match, following in itertools.zip_longest(matches, matches[1:]):
-        end = following.start() if following else len(line)
-        record.setdefault(match.group(1), line[match.end() : end].strip())
-    if comment := _COMMENT.match(line):
-        record["Comment"] = comment.group(1).strip()
-    return record

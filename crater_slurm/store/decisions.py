@@ -38,7 +38,7 @@ def decision_from_dict(data: Mapping[str, Any]) -> Decision:
             (str(nodes), int(count), str(reason))
             for nodes, count, reason, *_ in fields.get("excluded", ())
         )
-        for name in ("smallest_change", "messages"):
+        for name in ("smallest_change", "messages", "facts"):
             fields[name] = tuple(fields.get(name, ()))
         if fields.get("plan") is not None:
             fields["plan"] = Plan(**_known(Plan, fields["plan"]))

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from crater_slurm.errors import CraterError, SlurmError
 from crater_slurm.model.cluster import SlurmNode
-from crater_slurm.slurm.client import Client, parse_record, parse_sinfo, parse_version
+from crater_slurm.slurm.client import Client, parse_sinfo, parse_version
+from crater_slurm.slurm.records import parse_record
 
 SINFO = {
     # 22.05 prints sockets behind GPUs and (null) for nothing.
