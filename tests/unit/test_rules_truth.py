@@ -442,7 +442,22 @@ CHOICES: list[list[str]] = [
 WORDS = st.lists(st.sampled_from(range(len(CHOICES))), unique=True, min_size=1, max_size=5).flatmap(
     lambda rows: st.tuples(*(st.sampled_from(CHOICES[row]) for row in rows)).map(" ".join)
 )
-NODES = st.lists(machines(), min_size=1, max_size=6)
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> list[NodeProfile]:
+    """Nodes of one or two makes, each with something of its own: as clusters are."""
+    makes = draw(st.lists(machines(), min_size=1, max_size=2))
+    found = []
+    for _ in range(draw(st.integers(1, 6))):
+        profile = draw(st.sampled_from(makes))
+        other = draw(machines())
+        kept = draw(st.sampled_from(["software", "nvmes", "cache_gb", "memory_mib", "", ""]))
+        found.append(dataclasses.replace(profile, **{kept: getattr(other, kept)} if kept else {}))
+    return found
+
+
+NODES = clusters()
 
 
 def named(profiles: list[NodeProfile]) -> list[NodeProfile]:
@@ -457,17 +472,24 @@ def at_least(have: float | None, wanted: float | None) -> bool:
     return wanted is None or (have is not None and have >= wanted)
 
 
+def plainly_serves(gpu: Gpu, need: Need) -> bool:
+    """Whether this GPU is one that the job may get."""
+    return (
+        (gpu.mig_instances == (need.mig,) if need.mig else not gpu.mig_instances)
+        and at_least(gpu.memory_mib, need.gpu_memory_mib)
+        and (
+            need.gpu_type is None
+            or need.gpu_type == gpu.gres_type
+            or gpu.model.startswith(f"{need.gpu_type}-")
+        )
+        and (need.precision is None or need.precision in (gpu.precisions or ()))
+        and (not need.tensor_cores or gpu.tensor_cores is True)
+    )
+
+
 def plainly_has(profile: NodeProfile, need: Need) -> bool:
     """What a machine must have at least, written down without the rules: NUMA left out."""
-    cards = [
-        g
-        for g in mig.apart(profile).gpus
-        if (g.mig_instances[:1] == (need.mig,) if need.mig else not g.mig_instances)
-        and at_least(g.memory_mib, need.gpu_memory_mib)
-        and (need.gpu_type is None or (g.gres_type or g.model).startswith(need.gpu_type))
-        and (need.precision is None or need.precision in (g.precisions or ()))
-        and (not need.tensor_cores or g.tensor_cores is True)
-    ]
+    cards = [g for g in mig.apart(profile).gpus if plainly_serves(g, need)]
     threads = profile.cpu.threads_per_core if need.cpus_are_threads else 1
     drives = profile.nvmes
     driver = [int(part) for part in (profile.software.gpu_driver or "0").split(".")]
@@ -501,6 +523,12 @@ def test_a_plan_never_goes_where_a_stated_need_is_not_met(
     by_name = {p.name: p for p in there}
     for name in planner.inventory.names_of(outcome.passed):
         assert plainly_has(by_name[name], outcome.need), (name, outcome.need)
+        if outcome.placement is None or not outcome.need.gpus:
+            continue
+        asked = outcome.placement.gpu_type
+        for gpu in mig.apart(by_name[name]).gpus:
+            if asked is None or gpu.gres_type == asked:
+                assert plainly_serves(gpu, outcome.need), "Slurm may give any GPU of that type"
     if outcome.feasible:
         assert outcome.passed
 
