@@ -53,11 +53,7 @@ def facts(
 
 
 def _sentence(profile: NodeProfile, result: Result, wanted: int) -> str:
-    among = result.eligible
-    if result.fit is not None and result.fit.chosen:
-        beside = {g.index for g in profile.gpus if g.numa_node in result.fit.chosen}
-        among &= beside or among
-    linked = groups(profile, among)
+    linked = groups(profile, result.eligible)
     if not linked:
         return "no NVLink between its GPUs is known"
     text = f"GPUs {' and '.join(format_cpulist(group) for group in linked)} are linked by NVLink"

@@ -46,7 +46,7 @@ def note(held: Held, need: Need, passed: int, named: int, now: float, minutes: f
     if enough(free(now), need, named):
         return None
     blocking = [r for r, _ in ahead if r.start < now + minutes * 60]
-    ends = sorted({r.end for r in blocking})[:_MOST_ENDS]
+    ends = sorted({r.end for r, _ in ahead})[:_MOST_ENDS]
     end = next((t for t in ends if enough(free(t), need, named)), None)
     until = f"until {_clock(end)}" if end is not None else "for longer than can be told"
     names = ", ".join(sorted({r.name for r in blocking}))
