@@ -39,8 +39,8 @@ def _clique(first: int, peers: dict[int, set[int]]) -> tuple[int, ...]:
 def facts(
     inventory: Inventory, passing: Sequence[tuple[NodeClass, Result]], need: Need, passed: int
 ) -> tuple[str, ...]:
-    """For each kind of machine, which of its GPUs the job may get are linked."""
-    if need.gpus < 2 or need.mig is not None:
+    """For each kind of machine, which of its GPUs the job may get are linked; none if none are."""
+    if need.gpus < 2 or not any(g.nvlinks for c, _ in passing for g in c.profile.gpus):
         return ()
     by_text: dict[str, int] = {}
     for node_class, result in passing:

@@ -90,7 +90,7 @@ def excluded(
     groups: dict[str, list[int]] = {}
     for result, nodes in by_result.values():
         bad = [c.reason for c in result.checks if not c.ok]
-        reason = "; ".join(bad) or _set_apart(result, kinds)
+        reason = "; ".join(dict.fromkeys(bad)) or _set_apart(result, kinds)
         groups.setdefault(reason, []).append(nodes)
     if unknown := inventory.unknown & candidates:
         groups.setdefault(_NO_PROFILE, []).append(unknown)
