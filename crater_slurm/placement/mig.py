@@ -7,6 +7,7 @@ Slurm knows instances by the type of their gres, whose end is the profile: ``a10
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Iterable
 
@@ -18,6 +19,7 @@ _PROFILE = re.compile(r"(?:^|[_-])([1-9]g\.([0-9]{1,3})gb(?:\+me)?)$", re.IGNORE
 _LEAST_OF_NAME = 0.9
 
 
+@functools.lru_cache(maxsize=1024)  # asked of each GPU by each rule, and sites have few types
 def profile_of_type(gres_type: str | None) -> str | None:
     """The MIG profile at the end of a gres type; None for a whole GPU's."""
     found = _PROFILE.search(gres_type or "")
