@@ -196,6 +196,4 @@ def test_new_conditions_read_like_the_others() -> None:
         r"✗ cuda +12.4 or newer +12.2 +0 of 1",
     ):
         assert re.search(row, shown), shown
-    assert (
-        "  not n1: has no MIG instance; its GPU driver is 535.104.05; its driver's CUDA" in shown
-    )
+    assert "  not n1: has no MIG instance; its GPU driver is 535.104.05; its driver's CUDA" in shown
