@@ -66,6 +66,8 @@ def write_slurm(
     conf = render.SlurmConf(
         version=version,
         groups=groups,
+        # As crater render writes them: a plan prefers nodes by these.
+        choices=render.Choices(features=True),
         # The machine has fewer cores than the nodes: what the file says counts.
         slurmd_parameters=("config_overrides",),
     )

@@ -72,12 +72,7 @@ def join(request: Request, job: Job) -> Joined:
     threads, physical = _unit(request, job, threads, notes)
     types = {g.type for g in job.gpus if g.type}
     gpu_needs = bool(gpus) or any_shards(job)
-    gpu_type = request.gpu_type
-    if len(types) == 1:
-        (option,) = types
-        if gpu_type and option != gpu_type:
-            notes.append(f"the option's GPU type {option} wins over gpu-type={gpu_type}")
-        gpu_type = option
+    gpu_type = _gpu_type(request, types, notes)
     memory = job.memory_per_node_mib
     if memory is None and job.memory_per_cpu_mib is not None and cpus:
         memory = job.memory_per_cpu_mib * cpus
@@ -107,6 +102,15 @@ def join(request: Request, job: Job) -> Joined:
         ),
         tuple(notes),
     )
+
+
+def _gpu_type(request: Request, types: set[str], notes: list[str]) -> str | None:
+    if len(types) != 1:
+        return request.gpu_type
+    (option,) = types
+    if request.gpu_type and option != request.gpu_type:
+        notes.append(f"the option's GPU type {option} wins over gpu-type={request.gpu_type}")
+    return option
 
 
 def any_shards(job: Job) -> bool:

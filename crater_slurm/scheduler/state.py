@@ -19,7 +19,7 @@ from crater_slurm.errors import CraterError
 from crater_slurm.model.cluster import SlurmCluster
 from crater_slurm.model.profile import NodeProfile
 from crater_slurm.placement import inventory
-from crater_slurm.placement.planner import Planner
+from crater_slurm.placement.planner import Planner, Preference
 from crater_slurm.slurm import hostlist
 from crater_slurm.slurm.client import Client
 from crater_slurm.store.repository import Store
@@ -64,6 +64,7 @@ class State:
         *,
         refresh_seconds: float,
         allow_declared: bool,
+        preference: Preference | None = None,
     ) -> None:
         self.view: View | None = None
         self.problem: str = "the cluster has not been read yet"
@@ -71,6 +72,7 @@ class State:
         self._open_store = store
         self._refresh_seconds = refresh_seconds
         self._allow_declared = allow_declared
+        self._preference = preference or Preference()
         self._profiles: dict[str, NodeProfile] = {}
         self._version: int | None = None
         self._cluster: SlurmCluster | None = None
@@ -151,7 +153,7 @@ class State:
         built = inventory.build(
             cluster, list(self._profiles.values()), allow_declared=self._allow_declared
         )
-        self.view = View(cluster, Planner(built), len(self._profiles))
+        self.view = View(cluster, Planner(built, self._preference), len(self._profiles))
         self._stale = False
 
     def _slurm_due(self) -> bool:
