@@ -86,6 +86,7 @@ def _decision(decision: Mapping[str, Any]) -> Iterator[str]:
     if plan := decision.get("plan"):
         yield ""
         yield "Plan, per node: " + ", ".join(_plan_words(plan))
+    yield from (f"  {fact}" for fact in decision.get("facts", ()))
     if fields := decision.get("fields"):
         verb = "Asked of Slurm" if decision.get("mode") == "enforce" else "Would be asked of Slurm"
         yield f"{verb}: " + ", ".join(

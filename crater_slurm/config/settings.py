@@ -177,6 +177,13 @@ class Node(Section):
         description="Where a job's CPU list comes from. slurm asks slurmctld, for labs whose "
         "nodes have more cores than the machine.",
     )
+    preprocessing_percent: int = Field(
+        default=20,
+        ge=0,
+        le=90,
+        description="Share of a task's cores that CRATER_PREPROC_CPUS names for preparing data, "
+        "rounded up to whole cores; at least one core stays for computing. 0: none.",
+    )
     report: bool = Field(default=True, description="Send what jobs really got to crater-scheduler.")
     environment_for_all: bool = Field(
         default=False,

@@ -18,7 +18,7 @@ from crater_slurm.lab.places import INSIDE, Folders
 from crater_slurm.lab.runtime import Runtime
 from crater_slurm.lab.services import ServiceName, Supervisor
 from crater_slurm.lab.spec import LabSpec
-from crater_slurm.slurm.client import parse_record
+from crater_slurm.slurm.records import parse_record
 
 #: States in which a job does not change any more.
 ENDED = frozenset(

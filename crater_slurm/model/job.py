@@ -58,6 +58,9 @@ class Job:
     exclusive: bool = False
     sockets_per_node: int | None = None
     cores_per_socket: int | None = None
+    threads_per_core: int | None = None
+    time_limit_minutes: int | None = None
+    reservation: str | None = None
     enforce_binding: bool = False
     disable_binding: bool = False
     array: bool = False

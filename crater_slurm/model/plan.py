@@ -118,6 +118,7 @@ class Decision:
     environment: dict[str, str] = field(default_factory=dict)
     messages: tuple[str, ...] = ()
     health: dict[str, object] = field(default_factory=dict)
+    facts: tuple[str, ...] = ()
     duration_us: float = 0.0
     #: The filter's message as far as planning reads it, whole, so that the job can be planned
     #: again; ``options`` is what people see of it.
@@ -131,13 +132,16 @@ class Placement:
     ``cores`` and ``gpus`` are 0 when the plan leaves them to the user's options. ``domains`` is
     the number of NUMA nodes that the job must stay on, 0 when it need not (or uses them all);
     ``domain_gpus`` the GPUs on each of them, 0 when they can't share evenly. ``consume`` maps
-    resource names (membw, nviops, nvme) to amounts.
+    resource names (membw, nviops, nvme) to amounts. ``cores_are_threads``: ``cores`` counts
+    hardware threads; ``options_are_cores``: the CPUs of the user's options are cores.
     """
 
     gpus: int = 0
     gpu_type: str | None = None
     cores: int = 0
     threads_per_core: int = 1
+    cores_are_threads: bool = False
+    options_are_cores: bool = False
     nodes: int = 1
     domains: int = 0
     domain_gpus: int = 0

@@ -399,7 +399,8 @@ REQUIREMENTS: tuple[Requirement, ...] = (
         attribute="mig",
         kind="mig",
         example="1g.5gb",
-        meaning="MIG profile that each GPU of the job is an instance of.",
+        meaning="MIG profile that each GPU of the job is an instance of; without it the job gets "
+        "whole GPUs only.",
     ),
     Requirement(
         key="gpu-sharing",
@@ -429,21 +430,22 @@ REQUIREMENTS: tuple[Requirement, ...] = (
         example="8",
         minimum=1,
         maximum=8192,
-        meaning="CPU cores on each node of the job.",
+        meaning="CPU cores on each node of the job; with physical-cores=no hardware threads.",
     ),
     Requirement(
         key="physical-cores",
         attribute="physical_cores",
         kind="boolean",
         example="yes",
-        meaning="Whether each CPU is a core of its own, with one thread used.",
+        meaning="yes: each CPU is a core of its own, also those of Slurm's options; no: cpus "
+        "counts hardware threads.",
     ),
     Requirement(
         key="avx",
         attribute="avx",
         kind="word",
         example="avx512",
-        choices=("avx", "avx2", "avx512"),
+        choices=("avx", "avx2", "avx512", "avx512_vnni", "avx512_bf16"),
         meaning="Vector instructions that the CPU must have.",
     ),
     Requirement(

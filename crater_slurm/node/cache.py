@@ -105,6 +105,14 @@ class Cache:
             return 0.0
         return status.f_bavail * status.f_frsize / 1e9
 
+    def device_number(self) -> int | None:
+        """The device that holds the cache, as the kernel numbers it; None when there is none."""
+        point = self._settings.mount_point
+        try:
+            return self._bounded.call(lambda: point.stat().st_dev, _PATIENCE_SECONDS)
+        except (OSError, TimeoutError):
+            return None
+
     def ensure_mounted(self) -> None:
         """Mount the configured device when nothing is mounted; tried at most once a minute."""
         device, point = self._settings.device, self._settings.mount_point

@@ -14,17 +14,16 @@ from crater_slurm.model.cpuset import format_cpulist
 from crater_slurm.model.plan import Plan
 from crater_slurm.node.gpus import GpuFact, parse_indexes
 
-#: Share of the granted CPUs that a job should keep for loading and preparing its data.
-PREPROCESSING_SHARE_PERCENT = 20
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskView:
     """A task's share of its job. ``job_gpus`` are Slurm's indexes (Prolog), ``step_gpus`` and
-    ``visible`` what the task itself was told, ``numa_nodes`` those of ``cpus``."""
+    ``visible`` what the task itself was told, ``numa_nodes`` those of ``cpus``. ``cores`` are the
+    CPUs by core; without them each CPU counts as one."""
 
     cpus: tuple[int, ...]
     numa_nodes: tuple[int, ...]
+    cores: tuple[tuple[int, ...], ...] = ()
     job_gpus: tuple[int, ...] = ()
     step_gpus: str | None = None
     visible: str | None = None
@@ -56,15 +55,30 @@ def gpu_count(view: TaskView) -> int:
     return len([part for part in view.visible.split(",") if part.strip() not in ("", "-1")])
 
 
-def preprocessing_cpus(cpus: Sequence[int]) -> tuple[int, ...]:
-    """The CPUs to prepare data on: a fifth, rounded up, from the end; none of a single one.
+def preprocessing_cpus(
+    cpus: Sequence[int], cores: Sequence[Sequence[int]] = (), percent: int = 20
+) -> tuple[int, ...]:
+    """The CPUs to prepare data on: ``percent`` of the cores, rounded up, from the end of the list.
 
-    The split is inside the allocation and leaves at least one CPU on either side.
+    The split is inside the allocation, takes both threads of a core, and leaves at least one core
+    on either side; so there is none of a single core.
     """
-    if len(cpus) < 2:
-        return ()
-    share = -(-len(cpus) * PREPROCESSING_SHARE_PERCENT // 100)
-    return tuple(sorted(cpus)[-share:])
+    cores = cores or [(cpu,) for cpu in sorted(cpus)]
+    share = min(-(-len(cores) * percent // 100), len(cores) - 1)
+    return tuple(sorted(cpu for core in cores[len(cores) - max(0, share) :] for cpu in core))
+
+
+def _split(view: TaskView, percent: int) -> dict[str, str | None]:
+    """CPUs to prepare data on and to compute on; unset where the task's CPUs are not known."""
+    prepare = preprocessing_cpus(view.cpus, view.cores, percent)
+    compute = tuple(cpu for cpu in view.cpus if cpu not in set(prepare))
+    known = bool(view.cpus)
+    return {
+        "CRATER_PREPROC_CPUS": format_cpulist(prepare) or None,
+        "CRATER_PREPROC_CPU_COUNT": str(len(prepare)) if known else None,
+        "CRATER_COMPUTE_CPUS": format_cpulist(compute) or None,
+        "CRATER_COMPUTE_CPU_COUNT": str(len(compute)) if known else None,
+    }
 
 
 def build(
@@ -72,6 +86,7 @@ def build(
     plan: Plan | None,
     folders: Mapping[str, str],
     facts: Mapping[int, GpuFact],
+    preprocessing_percent: int = 20,
 ) -> dict[str, str | None]:
     """Every CRATER_ variable with its value; None is to be unset. ``folders`` are the job's cache
     folders by kind (checkpoint, dataset, temp), ``facts`` the node's GPUs by Slurm's index."""
@@ -86,7 +101,7 @@ def build(
         "CRATER_GPU_UUIDS": ",".join(u for u in uuids if u) if all_uuids and host else None,
         "CRATER_CPU_CORES": str(len(view.cpus)) if view.cpus else None,
         "CRATER_CPU_LIST": format_cpulist(view.cpus) or None,
-        "CRATER_PREPROC_CPUS": format_cpulist(preprocessing_cpus(view.cpus)) or None,
+        **_split(view, preprocessing_percent),
         "CRATER_NUMA_NODE": _join(view.numa_nodes),
         "CRATER_CHECKPOINT_PATH": folders.get("checkpoint"),
         "CRATER_DATASET_PATH": folders.get("dataset"),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from crater_slurm.config.settings import Settings
-from crater_slurm.node import cgroups, proc
+from crater_slurm.node import blockdev, cgroups, proc
 from crater_slurm.node.admission import KeyRing
 from crater_slurm.node.binding import Binder
 from crater_slurm.node.cache import Cache
@@ -112,6 +112,17 @@ class Services:
         if self.settings.node.cpu_source == "slurm":
             return self.gpus.cpu_nodes(cpus)
         return self.topology.nodes_of(cpus)
+
+    def cores_of(self, cpus: Iterable[int]) -> tuple[tuple[int, ...], ...]:
+        """The CPUs by core; none where they are Slurm's numbers, not the machine's."""
+        if self.settings.node.cpu_source == "slurm":
+            return ()
+        return self.topology.cores_of(cpus)
+
+    def cache_nodes(self) -> frozenset[int] | None:
+        """NUMA nodes of the drives that hold the cache; None when a drive's is unknown."""
+        device = self.cache.device_number()
+        return None if device is None else blockdev.numa_nodes(device, self.roots.sys)
 
     def sample_memory(self, record: JobRecord) -> bool:
         """Read where a job's memory lies, while its cgroup is there; whether anything was read."""

@@ -38,12 +38,14 @@ def task_prolog(services: Services, request: Request) -> Answer:
     view = environment.TaskView(
         cpus=cpus,
         numa_nodes=tuple(sorted(services.nodes_of(cpus))),
+        cores=services.cores_of(cpus),
         job_gpus=tuple(record.gpus),
         step_gpus=request.env.get("SLURM_STEP_GPUS"),
         visible=request.env.get("CUDA_VISIBLE_DEVICES"),
     )
     answer = Answer()
-    variables = environment.build(view, plan, record.folders, services.gpus.all())
+    percent = services.settings.node.preprocessing_percent
+    variables = environment.build(view, plan, record.folders, services.gpus.all(), percent)
     answer.lines += environment.task_lines(variables)
     # Only now the step is there to look at, and the task must not wait for a record to be kept.
     answer.afterwards.append(lambda: _keep(services, record, task, given, view))
@@ -111,6 +113,7 @@ def _keep(
             services.nodes_of(cpus),
             services.gpus.numa_nodes(record.gpus) if record.gpus else frozenset(),
             cgroups.memory_by_node(place.step) if place else {},
+            services.cache_nodes() if record.folders else None,
         )
         services.store.save(record)
     services.report(record, "task")

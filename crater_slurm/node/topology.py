@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,9 +24,15 @@ class Domain:
 class Topology:
     """NUMA nodes by id. Offline CPUs, nodes without CPUs and nodes without memory are normal."""
 
-    def __init__(self, domains: Iterable[Domain], root: Path = Path("/sys")) -> None:
+    def __init__(
+        self,
+        domains: Iterable[Domain],
+        root: Path = Path("/sys"),
+        first_threads: Mapping[int, int] | None = None,
+    ) -> None:
         self.domains = {domain.id: domain for domain in domains}
         self._root = root
+        self._first_threads = first_threads or {}
 
     @classmethod
     def read(cls, root: Path = Path("/sys")) -> Topology:
@@ -47,7 +53,17 @@ class Topology:
                     {n: int(d) for n, d in zip(order, distances, strict=False)},
                 )
             )
-        return cls(domains, root)
+        return cls(domains, root, _first_threads(root / "devices/system/cpu"))
+
+    def cores_of(self, cpus: Iterable[int]) -> tuple[tuple[int, ...], ...]:
+        """The CPUs by core, in the order of the cores' first threads.
+
+        A CPU whose siblings are unknown is a core of its own.
+        """
+        cores: dict[int, list[int]] = {}
+        for cpu in sorted(cpus):
+            cores.setdefault(self._first_threads.get(cpu, cpu), []).append(cpu)
+        return tuple(tuple(cores[first]) for first in sorted(cores))
 
     @property
     def memory_nodes(self) -> frozenset[int]:
@@ -84,6 +100,16 @@ class Topology:
         info = _meminfo(self._root / f"devices/system/node/node{node}")
         caches = ("MemFree", "Active(file)", "Inactive(file)", "SReclaimable")
         return max(0, info.get("MemTotal", 0) - sum(info.get(name, 0) for name in caches)) // 1024
+
+
+def _first_threads(folder: Path) -> dict[int, int]:
+    """The lowest hardware thread of each CPU's core."""
+    first = {}
+    for path in folder.glob("cpu[0-9]*"):
+        text = read_text(path / "topology/thread_siblings_list")
+        if text and path.name[3:].isdecimal():
+            first[int(path.name[3:])] = min(parse_cpulist(text))
+    return first
 
 
 def _meminfo(folder: Path) -> dict[str, int]:

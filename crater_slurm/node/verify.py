@@ -32,9 +32,14 @@ def grant(
     cpu_nodes: frozenset[int],
     gpu_nodes: frozenset[int] | None,
     memory_mib: Mapping[int, int],
+    cache_nodes: frozenset[int] | None = None,
 ) -> dict[str, Any]:
-    """The record: ``memory_nodes`` are the kernel's (cpuset), ``memory_mib`` where memory lies."""
-    return {
+    """The record: ``memory_nodes`` are the kernel's (cpuset), ``memory_mib`` where memory lies.
+
+    ``cache_nodes`` are the NUMA nodes of the cache's drives, None when there is no cache or nobody
+    knows; near means beside one of the job's GPUs, or of its cores when it has none.
+    """
+    record = {
         "asked": plan.numa if plan else "none",
         "given": given.kind,
         "reason": given.reason,
@@ -45,3 +50,8 @@ def grant(
         "local": is_local(cpu_nodes, gpu_nodes, plan.domains if plan else 0),
         "memory_mib": {str(node): mib for node, mib in memory_mib.items()},
     }
+    if cache_nodes is not None:
+        record["cache_numa_nodes"] = sorted(cache_nodes)
+        if near := gpu_nodes or cpu_nodes:
+            record["cache_near"] = bool(cache_nodes & near)
+    return record

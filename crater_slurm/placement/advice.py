@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from crater_slurm.model.job import GpuOption, GpuScope, Job
 from crater_slurm.model.profile import NodeProfile
 from crater_slurm.model.request import BY_KEY, Request
-from crater_slurm.placement import numa
+from crater_slurm.placement import mig, numa
+from crater_slurm.placement.abilities import version
 from crater_slurm.placement.inventory import NodeClass
 from crater_slurm.placement.need import Need
-from crater_slurm.placement.rules import Result, evaluate, physical_cores
+from crater_slurm.placement.rules import AVX_FLAGS, GPU_CHECKS, Result, evaluate, physical_cores
 
 #: Directives and what they are lowered to; ``mem`` is Slurm's option, for which there is none.
 Words = dict[str, str]
-_GPU_CHECKS = frozenset({"gpus", "gpu-type", "gpu-memory", "precision"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,28 +92,42 @@ def _lowered(profile: NodeProfile, need: Need) -> Words:
     if need.cache_gb and "cache" in failing and profile.cache_gb:
         words["cache"] = f"{profile.cache_gb}GB"
     if need.avx and "avx" in failing:
-        has = profile.cpu.avx or frozenset()
-        below = [level for level in ("avx2", "avx") if level in has and level != need.avx]
+        levels = list(AVX_FLAGS)[: list(AVX_FLAGS).index(need.avx)]
+        below = [level for level in levels if AVX_FLAGS[level] in (profile.cpu.avx or ())]
         if below:
-            words["avx"] = below[0]
-    return words
+            words["avx"] = below[-1]
+    return words | _lowered_versions(profile, failing)
+
+
+def _lowered_versions(profile: NodeProfile, failing: set[str]) -> Words:
+    """The versions that the machine has, as far as a directive can name them."""
+    there = {"driver": profile.software.gpu_driver, "cuda": profile.software.cuda}
+    return {
+        name: ".".join(str(part) for part in parts[:4])
+        for name, text in there.items()
+        if name in failing and (parts := version(text)) and max(parts[:4]) <= 9999
+    }
 
 
 def _lowered_gpus(profile: NodeProfile, need: Need, failing: set[str], eligible: int) -> Words:
     words: Words = {}
-    if not need.gpus or not profile.gpus or not failing & _GPU_CHECKS:
+    gpus = mig.of_kind(profile, need.mig)
+    if not need.gpus or not gpus or not failing & GPU_CHECKS:
         return words
-    if (fewer := eligible or len(profile.gpus)) < need.gpus:
+    if (fewer := eligible or len(gpus)) < need.gpus:
         words["gpus"] = str(fewer)
-    count = min(need.gpus, len(profile.gpus))
-    memories = sorted((g.memory_mib or 0 for g in profile.gpus), reverse=True)
+    count = min(need.gpus, len(gpus))
+    if need.mig and "mig" in failing and not eligible:
+        cut = Counter(name for g in gpus if (name := mig.profile_of(g)))
+        words["mig"] = max(sorted(cut), key=lambda name: cut[name])
+    memories = sorted((g.memory_mib or 0 for g in gpus), reverse=True)
     if need.gpu_memory_mib and "gpu-memory" in failing and memories[count - 1]:
         words["gpu-memory"] = f"{memories[count - 1]}MiB"
     if need.gpu_type and "gpu-type" in failing:
-        models = Counter(g.gres_type or g.model for g in profile.gpus)
+        models = Counter(g.gres_type or g.model for g in gpus)
         words["gpu-type"] = max(sorted(models), key=lambda name: models[name])
     if need.precision and "precision" in failing:
-        able = Counter(p for g in profile.gpus for p in g.precisions or ())
+        able = Counter(p for g in gpus for p in g.precisions or ())
         others = [p for p in ("bf16", "fp16", "tf32", "fp32") if able[p] >= count]
         if others:
             words["precision"] = others[0]
@@ -163,7 +177,7 @@ def reworded(words: Words, need: Need, request: Request, job: Job) -> Changed | 
             if "gpus" in words and job.gpus_per_node is not None:
                 continue  # told together with the count
             changed = _other_gpus(job, need, need.gpus, value)
-        elif key == "cpus" and need.cpus_are_threads:
+        elif key == "cpus" and need.cpus_in_options:
             changed = _other_cpus(job, need, int(value))
         elif key == "mem":
             changed = _other_memory(job, need, int(value))

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
-from crater_slurm.model.cluster import SlurmCluster
-from crater_slurm.model.profile import Gpu, Method, NodeProfile, Nvme, Provenance
+from crater_slurm.model.cluster import Partition, Reservation, SlurmCluster
+from crater_slurm.model.profile import Gpu, Method, NodeProfile, Nvme, Provenance, Software
+from crater_slurm.placement import mig
 from crater_slurm.placement.measured import Measured
 from crater_slurm.placement.need import Need
 
@@ -56,6 +57,19 @@ class Inventory:
     feature_sets: tuple[tuple[frozenset[str], int], ...] = ()
     default_partition: str | None = None
     index: dict[str, int] = field(default_factory=dict)
+    in_maintenance: int = 0
+    limits: dict[str, Partition] = field(default_factory=dict)
+    enforce_limits: str = "NO"
+    reservations: tuple[tuple[Reservation, int], ...] = ()
+
+    def ruled(self, cluster: SlurmCluster) -> Inventory:
+        """The same nodes with the partitions' limits and the reservations of ``cluster``."""
+        return dataclasses.replace(
+            self,
+            limits={partition.name: partition for partition in cluster.partitions},
+            enforce_limits=cluster.enforce_limits,
+            reservations=tuple((r, self.name_set(r.nodes)) for r in cluster.reservations),
+        )
 
     @property
     def everything(self) -> int:
@@ -98,7 +112,7 @@ def build(
     names = tuple(node.name for node in ordered)
     partitions: dict[str, int] = {}
     features: dict[frozenset[str], int] = {}
-    unknown = usable = 0
+    unknown = usable = in_maintenance = 0
     for i, node in enumerate(ordered):
         bit = 1 << i
         for partition in node.partitions:
@@ -106,13 +120,19 @@ def build(
         features[node.features] = features.get(node.features, 0) | bit
         if node.usable:
             usable |= bit
+        if node.in_maintenance:
+            in_maintenance |= bit
         if node.name not in by_name:
             unknown |= bit
-    found = [by_name.get(name) for name in names]
+    found = [
+        profile and mig.apart(profile, node.gpu_types)
+        for node in ordered
+        for profile in (by_name.get(node.name),)
+    ]
     makes: dict[Hashable, int] = {}
     numbers = [-1 if p is None else makes.setdefault(_make(p), len(makes)) for p in found]
     counted = [p and trusted(p, allow_declared) for p in found]
-    return Inventory(
+    built = Inventory(
         names=names,
         makes=len(makes),
         measured=Measured.of(numbers, counted),
@@ -123,7 +143,9 @@ def build(
         feature_sets=tuple(features.items()),
         default_partition=cluster.default_partition,
         index={name: i for i, name in enumerate(names)},
+        in_maintenance=in_maintenance,
     )
+    return built.ruled(cluster)
 
 
 class _Stands:
@@ -155,6 +177,8 @@ def _make(profile: NodeProfile) -> Hashable:
         tuple(map(_NUMA_KIND, profile.numa_nodes)),
         tuple(map(_GPU_KIND, profile.gpus)),
         bool(profile.nvmes),
+        profile.software.gpu_driver,
+        profile.software.cuda,
     )
 
 
@@ -215,6 +239,7 @@ def anonymous(profile: NodeProfile) -> NodeProfile:
         numa_nodes=profile.numa_nodes,
         gpus=tuple(dataclasses.replace(g, uuid=None, pci_bus_id=None) for g in profile.gpus),
         nvmes=tuple(_anonymous_drive(drive) for drive in profile.nvmes),
+        software=Software(gpu_driver=profile.software.gpu_driver, cuda=profile.software.cuda),
         memory_mib=profile.memory_mib,
         cache_gb=profile.cache_gb,
         source=Provenance(Method.DECLARED),

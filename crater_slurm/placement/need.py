@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from crater_slurm.model.job import GpuScope, Job
 from crater_slurm.model.request import Request
+from crater_slurm.placement import mig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +28,15 @@ class Need:
     untyped: bool = False
     gpu_memory_mib: int | None = None
     precision: str | None = None
+    tensor_cores: bool = False
+    mig: str | None = None
+    driver: str | None = None
+    cuda: str | None = None
     cpus: int | None = None
     cpus_are_threads: bool = False
+    #: What ``physical-cores`` changes: True, the CPUs of the user's options are cores; False, those
+    #: of the directive are hardware threads; None, nothing.
+    physical_cores: bool | None = None
     avx: str | None = None
     memory_mib: int | None = None
     memory_bandwidth_gb_s: float | None = None
@@ -36,6 +44,13 @@ class Need:
     ssd_latency_us: float | None = None
     cache_gb: int | None = None
     strict: bool = False
+
+    @property
+    def cpus_in_options(self) -> bool:
+        """Whether the CPUs are those of the user's own options, not the directive's."""
+        if self.physical_cores is None:
+            return self.cpus_are_threads
+        return self.physical_cores
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +69,10 @@ def join(request: Request, job: Job) -> Joined:
     if request.numa == "strict" and job.exclusive:
         notes.append("--exclusive takes whole nodes and wins over numa=strict")
     cpus, threads = _cpus(request, job, gpus, strict, notes)
+    threads, physical = _unit(request, job, threads, notes)
     types = {g.type for g in job.gpus if g.type}
-    gpu_type = request.gpu_type
-    if len(types) == 1:
-        (option,) = types
-        if gpu_type and option != gpu_type:
-            notes.append(f"the option's GPU type {option} wins over gpu-type={gpu_type}")
-        gpu_type = option
+    gpu_needs = bool(gpus) or any_shards(job)
+    gpu_type = _gpu_type(request, types, notes)
     memory = job.memory_per_node_mib
     if memory is None and job.memory_per_cpu_mib is not None and cpus:
         memory = job.memory_per_cpu_mib * cpus
@@ -71,10 +83,15 @@ def join(request: Request, job: Job) -> Joined:
             gpu_type=gpu_type.lower() if gpu_type and gpus else None,
             gres_type=next(iter(types)) if len(types) == 1 and gpus else None,
             untyped=bool(gpus) and job.gpus_per_node is not None and len(types) != 1,
-            gpu_memory_mib=request.gpu_memory_mib if gpus or any_shards(job) else None,
-            precision=request.precision if gpus or any_shards(job) else None,
+            gpu_memory_mib=request.gpu_memory_mib if gpu_needs else None,
+            precision=request.precision if gpu_needs else None,
+            tensor_cores=bool(request.tensor_cores) and gpu_needs,
+            mig=_mig(request, job, notes) if gpus else None,
+            driver=request.driver,
+            cuda=request.cuda,
             cpus=cpus,
             cpus_are_threads=threads,
+            physical_cores=physical,
             avx=request.avx,
             memory_mib=memory,
             memory_bandwidth_gb_s=request.memory_bandwidth_gb_s,
@@ -85,6 +102,15 @@ def join(request: Request, job: Job) -> Joined:
         ),
         tuple(notes),
     )
+
+
+def _gpu_type(request: Request, types: set[str], notes: list[str]) -> str | None:
+    if len(types) != 1:
+        return request.gpu_type
+    (option,) = types
+    if request.gpu_type and option != request.gpu_type:
+        notes.append(f"the option's GPU type {option} wins over gpu-type={request.gpu_type}")
+    return option
 
 
 def any_shards(job: Job) -> bool:
@@ -102,6 +128,9 @@ def _gpus(request: Request, job: Job, notes: list[str]) -> int:
         if request.gpus is None and (request.gpu_type or request.gpu_memory_mib):
             notes.append("gpu-type or gpu-memory without gpus asks for one GPU")
             return 1
+        if request.gpus is None and (request.mig or request.tensor_cores):
+            notes.append("mig or tensor-cores without gpus asks for one GPU")
+            return 1
         return request.gpus or 0
     if request.gpus is not None and request.gpus != option:
         spelled = {
@@ -112,6 +141,36 @@ def _gpus(request: Request, job: Job, notes: list[str]) -> int:
         }[job.gpus[0].scope]
         notes.append(f"{spelled} asks for {option} per node and wins over gpus={request.gpus}")
     return option
+
+
+def _mig(request: Request, job: Job, notes: list[str]) -> str | None:
+    """The MIG profile of each GPU; None for whole GPUs. A type in an option may name one too."""
+    types = {g.type for g in job.gpus if g.type}
+    option = mig.profile_of_type(next(iter(types))) if len(types) == 1 else None
+    if types and option != request.mig:
+        if request.mig:
+            notes.append(f"the option's GPU type {min(types)} wins over mig={request.mig}")
+        return option
+    return request.mig
+
+
+def _unit(request: Request, job: Job, threads: bool, notes: list[str]) -> tuple[bool, bool | None]:
+    """Whether CPUs count hardware threads, and what physical-cores changes of that.
+
+    Slurm's options count threads and the directive counts cores, unless the user says otherwise:
+    by physical-cores, or by --threads-per-core, which wins.
+    """
+    own = job.threads_per_core
+    if own is not None and request.physical_cores is not None:
+        if (own == 1) is not request.physical_cores:
+            said = "yes" if request.physical_cores else "no"
+            notes.append(f"--threads-per-core={own} wins over physical-cores={said}")
+        return threads, None
+    if request.physical_cores and (threads or request.cpus is None):
+        return False, True
+    if request.physical_cores is False and not threads and request.cpus is not None:
+        return True, False
+    return threads, None
 
 
 def _cpus(

@@ -15,12 +15,17 @@ FeaturePredicate = Callable[[frozenset[str]], bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """Which nodes the user's own options leave: partitions, -w, -x and --constraint."""
+    """Which nodes the user's own options leave: partitions, -w, -x, --constraint, --reservation.
+
+    ``now`` is the time of the submission in seconds since 1970.
+    """
 
     partitions: tuple[str, ...] = ()
     only: tuple[str, ...] | None = None
     without: tuple[str, ...] = ()
     features: FeaturePredicate | None = None
+    reservations: tuple[str, ...] = ()
+    now: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,3 +55,5 @@ class Outcome:
     nearest_profile: NodeProfile | None = None
     smallest_change: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    #: What is good to know and asks for nothing: kept for explain, not said at submission.
+    facts: tuple[str, ...] = ()

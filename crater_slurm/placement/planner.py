@@ -11,14 +11,16 @@ import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
+from crater_slurm.model.cluster import SlurmCluster
 from crater_slurm.model.job import Job
 from crater_slurm.model.plan import Placement, Plan
 from crater_slurm.model.request import Request
-from crater_slurm.placement import advice, score
+from crater_slurm.placement import advice, linked, reservations, score, site
+from crater_slurm.placement.check import Check
 from crater_slurm.placement.inventory import Inventory, NodeClass
 from crater_slurm.placement.need import Need, join
 from crater_slurm.placement.outcome import Outcome, Scope
-from crater_slurm.placement.rules import Check, Result, evaluate
+from crater_slurm.placement.rules import Result, evaluate
 from crater_slurm.placement.selection import alike, choose_type, kinds
 from crater_slurm.placement.tally import conditions, enough, excluded, nodes_of, union
 
@@ -62,11 +64,16 @@ class Planner:
         if not outcome.feasible:
             change = self._way_out(outcome, request, job, candidates, named)
             outcome = dataclasses.replace(outcome, smallest_change=change)
+        outcome = site.told(outcome, self.inventory, job, scope, candidates, named)
         return dataclasses.replace(
             outcome,
             plan=_plan(plan_id, request, outcome) if outcome.placement else None,
             notes=joined.notes + outcome.notes,
         )
+
+    def ruled(self, cluster: SlurmCluster) -> Planner:
+        """The same on nodes whose partitions or reservations changed; what is known stays."""
+        return dataclasses.replace(self, inventory=self.inventory.ruled(cluster))
 
     def _decide(self, need: Need, candidates: int, named: int) -> Outcome:
         """The part that is the same for every job with this need among these nodes."""
@@ -102,16 +109,18 @@ class Planner:
             placement=_placement(need, passing, gres_type),
             domains=max((r.fit.count for _, r in passing if r.fit), default=0),
             notes=self._notes(passing, need, passed),
+            facts=linked.facts(self.inventory, passing, need, passed),
         )
 
     def _candidates(self, scope: Scope) -> int:
         inventory = self.inventory
-        partitions = scope.partitions or (
-            (inventory.default_partition,) if inventory.default_partition else ()
-        )
-        nodes = union(inventory.partitions.get(p, 0) for p in partitions)
-        if not partitions:
+        names = site.partitions_of(inventory, scope)
+        nodes = union(inventory.partitions.get(p, 0) for p in names)
+        if not names:
             nodes = inventory.everything
+        reserved = reservations.confined(inventory.reservations, scope.reservations)
+        if reserved is not None:
+            nodes &= reserved
         if scope.only is not None:
             nodes &= inventory.name_set(scope.only)
         nodes &= ~inventory.name_set(scope.without)
@@ -191,7 +200,7 @@ class Planner:
         self, passing: list[tuple[NodeClass, Result]], need: Need, passed: int
     ) -> tuple[str, ...]:
         notes = []
-        if not passed & self.inventory.usable:
+        if not passed & (self.inventory.usable | self.inventory.in_maintenance):
             notes.append(
                 f"all {passed.bit_count()} nodes that can run this job are down or drained now"
             )
@@ -224,6 +233,7 @@ def _shape(job: Job) -> Hashable:
         job.tasks_per_node,
         job.cpus_per_task,
         job.cpus_per_gpu,
+        job.threads_per_core,
         job.memory_per_node_mib,
         job.memory_per_cpu_mib,
         job.sockets_per_node,
@@ -261,8 +271,10 @@ def _placement(
     return Placement(
         gpus=need.gpus,
         gpu_type=gres_type,
-        cores=0 if need.cpus is None or need.cpus_are_threads else need.cpus,
+        cores=0 if need.cpus is None or need.cpus_in_options else need.cpus,
         threads_per_core=max(c.profile.cpu.threads_per_core for c, _ in passing),
+        cores_are_threads=need.physical_cores is False,
+        options_are_cores=need.physical_cores is True,
         nodes=need.nodes,
         domains=max((r.fit.count for _, r in passing if r.fit), default=0) if keep_together else 0,
         domain_gpus=_domain_gpus(passing) if keep_together else 0,

@@ -5,30 +5,16 @@ A rule answers with what the machine has, and passes or not. An unknown value ne
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from crater_slurm.model.profile import Gpu, NodeProfile
 from crater_slurm.model.units import format_mib, format_number
-from crater_slurm.placement import numa
+from crater_slurm.placement import abilities, mig, numa
+from crater_slurm.placement.check import Check, Rule
 from crater_slurm.placement.need import Need
 
-_GPU_CHECKS = frozenset({"gpus", "gpu-type", "gpu-memory", "precision"})
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One rule on one machine. ``measure`` orders machines, more is better."""
-
-    name: str
-    need: str
-    have: str
-    ok: bool
-    reason: str = ""
-    measure: float = 0.0
-
-
-Rule = Callable[[NodeProfile, Need], Check | None]
+#: Conditions on GPUs that the same GPUs must meet.
+GPU_CHECKS = frozenset({"gpus", "mig", "gpu-type", "gpu-memory", "precision", "tensor-cores"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +31,7 @@ def evaluate(profile: NodeProfile, need: Need) -> Result:
     """Check every need that is stated against one machine, with its NUMA choice."""
     eligible = frozenset(g.index for g in profile.gpus if _qualifies(g, need))
     checks = _run(MACHINE_RULES, profile, need)
-    gpu_checks_pass = all(c.ok for c in checks if c.name in _GPU_CHECKS)
+    gpu_checks_pass = all(c.ok for c in checks if c.name in GPU_CHECKS)
     if need.gpus and gpu_checks_pass and len(eligible) < need.gpus:
         checks.append(_together(profile, need, len(eligible)))
     fit = None
@@ -87,7 +73,9 @@ def _of_type(gpu: Gpu, need: Need) -> bool:
 
 def _qualifies(gpu: Gpu, need: Need) -> bool:
     return (
-        _of_type(gpu, need)
+        mig.profile_of(gpu) == need.mig
+        and _of_type(gpu, need)
+        and (not need.tensor_cores or gpu.tensor_cores is True)
         and (need.gpu_memory_mib is None or (gpu.memory_mib or 0) >= need.gpu_memory_mib)
         and (need.precision is None or need.precision in (gpu.precisions or ()))
     )
@@ -105,9 +93,9 @@ def _on_gpus(
 
     With the reason, which is ``otherwise`` where none does.
     """
-    there = len(profile.gpus)
+    there = len(mig.of_kind(profile, need.mig))
     if not there:
-        return False, "has no GPU"
+        return False, abilities.nothing(profile, need)
     ok = able >= min(max(1, need.gpus), there)
     return ok, f"only {able} of its {there} GPUs {do}" if able and not ok else otherwise
 
@@ -115,13 +103,14 @@ def _on_gpus(
 def _gpus(profile: NodeProfile, need: Need) -> Check | None:
     if not need.gpus:
         return None
-    have = len(profile.gpus)
+    have = len(mig.of_kind(profile, need.mig))
+    kind = "GPU" if need.mig is None else "MIG instance"
     return Check(
         "gpus",
         str(need.gpus),
         str(have),
         have >= need.gpus,
-        f"has {have} GPU{'s' * (have != 1)}" if have else "has no GPU",
+        f"has {have} {kind}{'s' * (have != 1)}" if have else abilities.nothing(profile, need),
         _ratio(have, need.gpus),
     )
 
@@ -129,8 +118,9 @@ def _gpus(profile: NodeProfile, need: Need) -> Check | None:
 def _gpu_type(profile: NodeProfile, need: Need) -> Check | None:
     if need.gpu_type is None:
         return None
-    matching = sum(_of_type(g, need) for g in profile.gpus)
-    models = ", ".join(sorted({g.model for g in profile.gpus})) or "no GPU"
+    gpus = mig.of_kind(profile, need.mig)
+    matching = sum(_of_type(g, need) for g in gpus)
+    models = ", ".join(sorted({g.model for g in gpus})) or "no GPU"
     ok, reason = _on_gpus(matching, profile, need, f"are {need.gpu_type}", f"has {models}")
     return Check("gpu-type", need.gpu_type, models, ok, reason, _ratio(matching, need.gpus or 1))
 
@@ -138,9 +128,10 @@ def _gpu_type(profile: NodeProfile, need: Need) -> Check | None:
 def _gpu_memory(profile: NodeProfile, need: Need) -> Check | None:
     if need.gpu_memory_mib is None:
         return None
-    known = [g.memory_mib for g in profile.gpus if g.memory_mib is not None]
+    gpus = mig.of_kind(profile, need.mig)
+    known = [g.memory_mib for g in gpus if g.memory_mib is not None]
     enough = sum(m >= need.gpu_memory_mib for m in known)
-    have = format_mib(max(known)) if known else ("unknown" if profile.gpus else "no GPU")
+    have = format_mib(max(known)) if known else ("unknown" if gpus else "no GPU")
     asked = format_mib(need.gpu_memory_mib)
     ok, reason = _on_gpus(enough, profile, need, f"have {asked}", f"GPU memory is {have}")
     measure = _ratio(max(known, default=0), need.gpu_memory_mib)
@@ -150,8 +141,9 @@ def _gpu_memory(profile: NodeProfile, need: Need) -> Check | None:
 def _precision(profile: NodeProfile, need: Need) -> Check | None:
     if need.precision is None:
         return None
-    able = sum(need.precision in (g.precisions or ()) for g in profile.gpus)
-    known = sorted({p for g in profile.gpus for p in g.precisions or ()})
+    gpus = mig.of_kind(profile, need.mig)
+    able = sum(need.precision in (g.precisions or ()) for g in gpus)
+    known = sorted({p for g in gpus for p in g.precisions or ()})
     have = ", ".join(known) or "unknown"
     ok, reason = _on_gpus(
         able, profile, need, f"compute in {need.precision}", f"its GPUs compute in {have}"
@@ -174,7 +166,9 @@ def _cpus(profile: NodeProfile, need: Need) -> Check | None:
     )
 
 
-_AVX_NEEDS = {"avx": "avx", "avx2": "avx2", "avx512": "avx512f"}
+#: Levels of the directive, the least first, and the processor's flag for each.
+_AVX_LEVELS = ("avx", "avx2", "avx512", "avx512_vnni", "avx512_bf16")
+AVX_FLAGS = {level: level for level in _AVX_LEVELS} | {"avx512": "avx512f"}
 
 
 def _avx(profile: NodeProfile, need: Need) -> Check | None:
@@ -182,7 +176,7 @@ def _avx(profile: NodeProfile, need: Need) -> Check | None:
         return None
     flags = profile.cpu.avx
     have = "unknown" if flags is None else (", ".join(sorted(flags)) or "none")
-    ok = flags is not None and _AVX_NEEDS[need.avx] in flags
+    ok = flags is not None and AVX_FLAGS[need.avx] in flags
     return Check("avx", need.avx, have, ok, f"its CPU's vector instructions are {have}")
 
 
@@ -266,12 +260,13 @@ def _cache(profile: NodeProfile, need: Need) -> Check | None:
 
 def _together(profile: NodeProfile, need: Need, eligible: int) -> Check:
     """Each GPU need is met by enough GPUs, but not by the same ones."""
+    there = len(mig.of_kind(profile, need.mig))
     return Check(
         "gpus",
         f"{need.gpus} that meet all conditions",
         str(eligible),
         False,
-        f"only {eligible} of its {len(profile.gpus)} GPUs meet all conditions at once",
+        f"only {eligible} of its {there} GPUs meet all conditions at once",
         _ratio(eligible, need.gpus),
     )
 
@@ -289,9 +284,13 @@ def _numa_need(need: Need) -> str:
 
 MACHINE_RULES: tuple[Rule, ...] = (
     _gpus,
+    abilities.mig_instances,
     _gpu_type,
     _gpu_memory,
     _precision,
+    abilities.tensor_cores,
+    abilities.driver,
+    abilities.cuda,
     _cpus,
     _avx,
     _memory,

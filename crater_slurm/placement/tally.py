@@ -6,9 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from crater_slurm.model.plan import Condition
+from crater_slurm.placement.check import Check
 from crater_slurm.placement.inventory import Inventory, NodeClass
 from crater_slurm.placement.need import Need
-from crater_slurm.placement.rules import Check, Result
+from crater_slurm.placement.rules import Result
 
 _EXAMPLES = 3
 _NO_PROFILE = "has no profile in the store"
@@ -89,7 +90,7 @@ def excluded(
     groups: dict[str, list[int]] = {}
     for result, nodes in by_result.values():
         bad = [c.reason for c in result.checks if not c.ok]
-        reason = "; ".join(bad) or _set_apart(result, kinds)
+        reason = "; ".join(dict.fromkeys(bad)) or _set_apart(result, kinds)
         groups.setdefault(reason, []).append(nodes)
     if unknown := inventory.unknown & candidates:
         groups.setdefault(_NO_PROFILE, []).append(unknown)

@@ -139,7 +139,7 @@ class Decider:
             return _hands_off(notes, "crater-scheduler has not read the cluster yet", mode)
         try:
             job = job_from_fields(message)
-            scope = scope_of(job)
+            scope = scope_of(job, self.clock())
         except (ValueError, UsageError) as error:
             # Not ours to judge: slurmctld says in its own words what is wrong with the option.
             return _hands_off(notes, f"its Slurm options can't be read ({error})", mode)
@@ -230,13 +230,15 @@ def _number(text: str | None) -> int:
     return int(text) if text and text.isascii() and text.isdigit() and len(text) < 20 else -1
 
 
-def scope_of(job: Job) -> Scope:
+def scope_of(job: Job, now: float) -> Scope:
     """The nodes that a job's own options leave. Raises UsageError for one that can't be read."""
     return Scope(
         partitions=job.partitions,
         only=tuple(hostlist.expand(job.node_list)) if job.node_list else None,
         without=tuple(hostlist.expand(job.exclude)) if job.exclude else (),
         features=features.compile_expression(job.features) if job.features else None,
+        reservations=tuple(r for r in (job.reservation or "").split(",") if r),
+        now=now,
     )
 
 
@@ -300,6 +302,7 @@ def _record(
         smallest_change=outcome.smallest_change,
         plan=outcome.plan,
         submitted=_replayable(message),
+        facts=outcome.facts,
     )
 
 

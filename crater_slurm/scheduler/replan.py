@@ -48,7 +48,8 @@ def _planned(
     decision: Decision, message: dict[str, str], view: View, consume: Collection[str]
 ) -> Wanted | None:
     job = job_from_fields(message)
-    outcome = view.planner.plan(decision.id, Request(**decision.request), job, scope_of(job))  # type: ignore[arg-type]
+    request = Request(**decision.request)  # type: ignore[arg-type]
+    outcome = view.planner.plan(decision.id, request, job, scope_of(job, view.cluster.time))
     if not outcome.known:
         return None
     if not outcome.feasible or outcome.placement is None:

@@ -158,7 +158,9 @@ class State:
         if known is None or self.view is None or _placed(cluster) != _placed(known):
             self._stale = True
         else:  # the same nodes, so the planner keeps what it has worked out; the time is new
-            self.view = dataclasses.replace(self.view, cluster=cluster)
+            same = _rules(cluster) == _rules(known)
+            planner = self.view.planner if same else self.view.planner.ruled(cluster)
+            self.view = dataclasses.replace(self.view, cluster=cluster, planner=planner)
 
     def _build(self, cluster: SlurmCluster) -> None:
         built = inventory.build(
@@ -186,5 +188,13 @@ class State:
 
 def _placed(cluster: SlurmCluster) -> tuple[object, ...]:
     """What a decision takes from Slurm's picture; jobs that come and go change none of it."""
-    nodes = [(n.name, n.partitions, n.usable, n.features, n.gres) for n in cluster.nodes]
+    nodes = [
+        (n.name, n.partitions, n.usable, n.in_maintenance, n.features, n.gres, n.gpu_types)
+        for n in cluster.nodes
+    ]
     return cluster.default_partition, nodes
+
+
+def _rules(cluster: SlurmCluster) -> tuple[object, ...]:
+    """What Slurm's picture says of all nodes of a kind; they change without a node changing."""
+    return cluster.partitions, cluster.reservations, cluster.enforce_limits

@@ -7,21 +7,20 @@ while a submission waits for an answer.
 
 from __future__ import annotations
 
-import itertools
+import dataclasses
 import os
 import re
 import subprocess
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from crater_slurm.errors import SlurmError
 from crater_slurm.model.cluster import SlurmCluster, SlurmNode
-from crater_slurm.slurm import gres, hostlist
+from crater_slurm.slurm import gres, hostlist, limits
+from crater_slurm.slurm.records import parse_record
 
-_PAIR = re.compile(r"(?:^|\s)([A-Z][\w:/]*)=")
-#: A job's comment may be full of ``gpus=2``; Slurm prints the output files right behind it.
-_COMMENT = re.compile(r".*\sComment=(.*)\sStdErr=")
 #: The reason comes last, since an admin may write anything there.
 _FORMAT = "%R|%T|%f|%G|%w|%N|%E"
 
@@ -75,11 +74,11 @@ class Client:
         return clean | {"SLURM_TIME_FORMAT": "standard"} | self.environment
 
     def cluster(self) -> SlurmCluster:
-        """Snapshot of nodes and partitions; two commands, whatever the size of the cluster."""
+        """Snapshot of nodes, partitions and reservations; a few commands, whatever its size."""
         config = self.config()
         # The picture is as old as the question: what is changed meanwhile may not be in it.
         begin = time.time()
-        return parse_sinfo(
+        found = parse_sinfo(
             # Without --exact nodes of several weights share a line, and it says "1+".
             self.run("sinfo", "--all", "--exact", "--noheader", "--format", _FORMAT),
             name=config.get("ClusterName", ""),
@@ -88,6 +87,15 @@ class Client:
             default_partition=self.default_partition(),
             now=begin,
         )
+        return dataclasses.replace(
+            found,
+            partitions=limits.partitions(self._shown("partition")),
+            reservations=limits.reservations(self._shown("reservation")),
+            enforce_limits=config.get("EnforcePartLimits", "NO").upper(),
+        )
+
+    def _shown(self, what: str) -> str:
+        return self.run("scontrol", "--all", "--oneliner", "show", what)
 
     def default_partition(self) -> str | None:
         """Name of the default partition; %P marks it with a star."""
@@ -138,59 +146,41 @@ def parse_sinfo(
     now: float | None = None,
 ) -> SlurmCluster:
     """Cluster from ``sinfo -eh -o '%R|%T|%f|%G|%w|%N|%E'``; lines of one node are merged."""
-    nodes: dict[str, tuple[set[str], str, frozenset[str], dict[str, int], int | None, str]] = {}
+    nodes: dict[str, SlurmNode] = {}
     for line in text.splitlines():
         fields = line.split("|", 6)
         if len(fields) != 7:
             continue
-        partition, state, features, gres_text, weight_text, names, reason = fields
-        weight = int(weight_text) if weight_text.isdecimal() else None
-        reason = "" if reason.strip() in ("none", "(null)") else reason.strip()
-        parsed_features = frozenset(filter(None, features.replace("(null)", "").split(",")))
-        try:
-            counts = gres.totals(gres_text)
-        except ValueError as error:
-            raise SlurmError(f"sinfo prints a gres that can't be read: {error}") from error
+        partition, *about, names, reason = fields
+        like = _node(about, reason)
         for node in hostlist.expand(names):
-            if node in nodes:
-                nodes[node][0].add(partition)
-            else:
-                nodes[node] = ({partition}, state, parsed_features, counts, weight, reason)
+            known = nodes.get(node)
+            partitions = (known.partitions if known else frozenset()) | {partition}
+            nodes[node] = dataclasses.replace(known or like, name=node, partitions=partitions)
     return SlurmCluster(
         name=name,
         version=version,
         default_partition=default_partition,
         gres_types=gres_types,
         time=time.time() if now is None else now,
-        nodes=tuple(
-            SlurmNode(
-                name=node,
-                partitions=frozenset(partitions),
-                state=state,
-                features=features_of,
-                gres=counts,
-                weight=weight,
-                reason=reason,
-            )
-            for node, (partitions, state, features_of, counts, weight, reason) in sorted(
-                nodes.items()
-            )
-        ),
+        nodes=tuple(node for _, node in sorted(nodes.items())),
     )
 
 
-def parse_record(line: str) -> dict[str, str]:
-    """``Key=value`` fields of one ``scontrol -o`` line; values may hold spaces.
-
-    A free-text value (name, command) that itself contains ``Word=`` is cut there, and the first
-    occurrence of a key counts, so that a user's text never replaces a field of Slurm's. The
-    comment, which carries the plan, is read whole where Slurm shows what ends it.
-    """
-    record: dict[str, str] = {}
-    matches = list(_PAIR.finditer(line))
-    for match, following in itertools.zip_longest(matches, matches[1:]):
-        end = following.start() if following else len(line)
-        record.setdefault(match.group(1), line[match.end() : end].strip())
-    if comment := _COMMENT.match(line):
-        record["Comment"] = comment.group(1).strip()
-    return record
+def _node(about: Sequence[str], reason: str) -> SlurmNode:
+    """What one line of sinfo says of each of its nodes: state, features, gres, weight, reason."""
+    state, features, gres_text, weight = about
+    try:
+        counts = gres.totals(gres_text)
+        types = frozenset(g.type for g in gres.parse(gres_text) if g.name == "gpu" and g.type)
+    except ValueError as error:
+        raise SlurmError(f"sinfo prints a gres that can't be read: {error}") from error
+    return SlurmNode(
+        name="",
+        state=state,
+        features=frozenset(filter(None, features.replace("(null)", "").split(","))),
+        gres=counts,
+        gpu_types=types,
+        weight=int(weight) if weight.isdecimal() else None,
+        reason="" if reason.strip() in ("none", "(null)") else reason.strip(),
+    )

@@ -82,6 +82,8 @@ def _tasks_and_cpus(
     if not placement.cores:
         if placement.domains and job.tasks is None and job.tasks_per_node is None:
             result.fields["num_tasks"] = str(placement.nodes)
+        if placement.options_are_cores:
+            _one_thread_per_core(placement, raw, result)
         return
     per_node = job.tasks_per_node or -(-(job.tasks or placement.nodes) // placement.nodes)
     tasks = job.tasks or per_node * placement.nodes
@@ -95,11 +97,16 @@ def _tasks_and_cpus(
     shared = placement.nodes > 1 and job.tasks and job.tasks_per_node is None
     if shared and tasks % placement.nodes == 0 and not raw.get("field.ntasks_per_gpu"):
         result.fields["ntasks_per_node"] = str(per_node)
-    if placement.threads_per_core > 1 and not own_threads:
+    if not placement.cores_are_threads:
         # The directive counts cores: one thread of each, or Slurm would give half of them.
-        result.fields["threads_per_core"] = "1"
+        _one_thread_per_core(placement, raw, result)
     if job.min_nodes is None and tasks > 1:
         result.fields["min_nodes"] = result.fields["max_nodes"] = str(placement.nodes)
+
+
+def _one_thread_per_core(placement: Placement, raw: Mapping[str, str], result: Changes) -> None:
+    if placement.threads_per_core > 1 and not _own_threads(placement, raw):
+        result.fields["threads_per_core"] = "1"
 
 
 def _own_threads(placement: Placement, raw: Mapping[str, str]) -> int:
@@ -179,8 +186,9 @@ def _one_socket_of_cores(
     tasks = int(result.fields.get("num_tasks", job.tasks or 1))
     per_task = int(result.fields.get("cpus_per_task", job.cpus_per_task or 1))
     if placement.domains == 1 and tasks == placement.nodes:
-        # The directive's CPUs are cores, the user's own -c counts threads.
-        default = 1 if placement.cores else placement.threads_per_core
+        # The directive's CPUs are cores, the user's own -c counts threads, if not told otherwise.
+        one = placement.options_are_cores or (placement.cores and not placement.cores_are_threads)
+        default = 1 if one else placement.threads_per_core
         threads = _own_threads(placement, raw) or default
         result.fields["cores_per_socket"] = str(-(-per_task // threads))
         result.fields["sockets_per_node"] = result.fields["ntasks_per_socket"] = "1"

@@ -39,7 +39,7 @@ def decision_from_dict(data: Mapping[str, Any]) -> Decision:
             for nodes, count, reason, *_ in fields.get("excluded", ())
         )
         fields["scores"] = tuple(_score(entry) for entry in fields.get("scores", ()))
-        for name in ("smallest_change", "messages"):
+        for name in ("smallest_change", "messages", "facts"):
             fields[name] = tuple(fields.get(name, ()))
         if fields.get("plan") is not None:
             fields["plan"] = Plan(**_known(Plan, fields["plan"]))

@@ -16,7 +16,7 @@ fields.KIND = {
   tres_per_socket = "string", tres_per_task = "string", tres_bind = "string",
   cpus_per_tres = "string", mem_per_tres = "string",
   features = "string", prefer = "string", exc_nodes = "string", req_nodes = "string",
-  licenses = "string",
+  licenses = "string", reservation = "string",
   ntasks_per_node = 16, ntasks_per_socket = 16, ntasks_per_gpu = 16, cpus_per_task = 16,
   sockets_per_node = 16, cores_per_socket = 16, threads_per_core = 16, shared = 16,
   segment_size = 16,
@@ -31,7 +31,7 @@ fields.SENT = {
   "ntasks_per_socket", "ntasks_per_gpu", "cpus_per_task", "min_cpus", "min_mem_per_node",
   "min_mem_per_cpu", "features", "prefer", "exc_nodes", "req_nodes", "sockets_per_node",
   "cores_per_socket", "threads_per_core", "bitflags", "shared", "array_inx", "time_limit",
-  "qos", "account", "cpus_per_tres", "tres_bind",
+  "qos", "account", "cpus_per_tres", "tres_bind", "reservation",
 }
 
 -- Assignable by the answer, in the order of assignment. Whose job it is, what it runs and what it

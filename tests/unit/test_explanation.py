@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from typing import Any
 
 import pytest
-from cluster_samples import decide, node
+from cluster_samples import decide, gpus, node
 from store_samples import rich_decision
 
 from crater_slurm.cli.explanation import lines
 from crater_slurm.model.plan import Mode
+from crater_slurm.model.profile import NvLink, Software
 from crater_slurm.store.decisions import decision_to_dict
 
 WHOLE = """\
@@ -185,10 +187,31 @@ def test_what_was_done_while_it_waited_is_told() -> None:
     done = act | {"outcome": "done", "message": "waited 8 s of max-wait=10s (80%)"}
     failed = act | {"action": "qos", "value": "x", "outcome": "failed", "message": "no QOS x"}
     noted = act | {"kind": "reconcile", "action": "infeasible", "value": "", "outcome": "noted"}
-    told = list(lines({}, (), {}, (), [done, failed, noted | {"message": "no node can"}]))
+    told = list(lines({}, (), {}, (), actions=[done, failed, noted | {"message": "no node can"}]))
     assert told[:2] == ["", "What crater did while it waited"]
     assert [line.partition("  job ")[2] for line in told[2:]] == [
         "7  sla: priority nice -1000: waited 8 s of max-wait=10s (80%)",
         "7  sla: qos x [failed]: no QOS x",
         "7  reconcile: infeasible: no node can",
     ]
+
+
+def test_linked_gpus_are_told_below_the_plan() -> None:
+    cards = tuple(dataclasses.replace(g, nvlinks=(NvLink(peer=1 - g.index),)) for g in gpus(0, 0))
+    shown = explained("gpus=2", node("n1", cards=cards))
+    assert "Plan, per node: 2 GPUs, numa=best_effort\n  n1: GPUs 0-1 are linked by NVLink" in shown
+
+
+def test_new_conditions_read_like_the_others() -> None:
+    software = Software(gpu_driver="535.104.05", cuda="12.2")
+    old = dataclasses.replace(node("n1"), software=software)
+    shown = explained("gpus=1 driver=550 cuda=12.4 tensor-cores=yes mig=1g.5gb", old)
+    for row in (
+        r"✗ gpus +1 +0 +0 of 1",
+        r"✗ mig +1g.5gb +none +0 of 1",
+        r"✗ tensor-cores +yes +no GPU +0 of 1",
+        r"✗ driver +550 or newer +535.104.05 +0 of 1",
+        r"✗ cuda +12.4 or newer +12.2 +0 of 1",
+    ):
+        assert re.search(row, shown), shown
+    assert "  not n1: has no MIG instance; its GPU driver is 535.104.05; its driver's CUDA" in shown

@@ -34,7 +34,12 @@ def test_plain_options_arrive() -> None:
         cores_per_socket="8",
         array_inx="0-9",
         comment="mine",
+        threads_per_core="1",
+        time_limit="90",
+        reservation="course",
     )
+    assert (found.threads_per_core, found.time_limit_minutes) == (1, 90)
+    assert found.reservation == "course"
     assert found.partitions == ("gpu", "all")
     assert (found.min_nodes, found.max_nodes, found.tasks, found.tasks_per_node) == (2, 4, 8, 4)
     assert (found.cpus_per_task, found.min_cpus) == (3, 24)

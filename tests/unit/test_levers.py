@@ -312,3 +312,36 @@ def test_shards_are_never_given_gpus_beside_them() -> None:
     shards = GpuOption(GpuScope.NODE, 8, None, shards=True)
     assert "gres" not in asked(Placement(gpus=0), gpus=(shards,)).fields
     assert "gres" not in asked(Placement(gpus=1), gpus=(option(1),)).fields
+
+
+@pytest.mark.parametrize(
+    ("placement", "options", "fields"),
+    [
+        # physical-cores=no: the directive's CPUs are threads, and Slurm gives both of a core.
+        (
+            Placement(cores=8, threads_per_core=2, cores_are_threads=True),
+            {},
+            {"num_tasks": "1", "cpus_per_task": "8", "min_cpus": "8"},
+        ),
+        # physical-cores=yes: the option's CPUs are cores.
+        (
+            Placement(threads_per_core=2, options_are_cores=True),
+            {"cpus_per_task": 8},
+            {"threads_per_core": "1"},
+        ),
+        (Placement(threads_per_core=1, options_are_cores=True), {"cpus_per_task": 8}, {}),
+    ],
+)
+def test_physical_cores_say_how_many_threads_of_a_core_are_used(
+    placement: Placement, options: dict[str, Any], fields: dict[str, str]
+) -> None:
+    assert changes(placement, Job(user_id=1, **options), {}).fields == fields
+
+
+def test_threads_without_gpus_are_kept_on_the_cores_that_they_take() -> None:
+    placement = Placement(cores=8, threads_per_core=2, cores_are_threads=True, domains=1)
+    found = changes(placement, Job(user_id=1), {})
+    assert (found.fields["cpus_per_task"], found.fields["cores_per_socket"]) == ("8", "4")
+    physical = Placement(threads_per_core=2, options_are_cores=True, domains=1)
+    found = changes(physical, Job(user_id=1, cpus_per_task=8, tasks=1), {})
+    assert (found.fields["threads_per_core"], found.fields["cores_per_socket"]) == ("1", "8")

@@ -749,6 +749,15 @@ def test_a_field_that_can_not_be_read_is_left_out(lua: str, lua_filter: Filter) 
 
 
 @each_lua
+def test_how_long_and_where_a_job_may_run_is_sent(lua: str, lua_filter: Filter) -> None:
+    scenario = """
+    crater.submit(job({comment = "crater", time_limit = 90, reservation = "course"}), {}, 1)
+    """
+    request = asked(lua_filter.run(lua, scenario + EMIT_SENT, with_answer(ACCEPTED)))[0]
+    assert (request["field.time_limit"], request["field.reservation"]) == ("90", "course")
+
+
+@each_lua
 @pytest.mark.parametrize("style", [":", "/"])
 def test_the_gres_style_is_learnt_once(lua: str, style: str, lua_filter: Filter) -> None:
     scenario = f"""

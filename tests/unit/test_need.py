@@ -200,3 +200,47 @@ def test_any_options_join_to_amounts_that_are_none_or_not_negative(
     assert need.nodes >= 1
     assert need.gpus >= 0
     assert need.cpus is None or need.cpus >= 0
+
+
+@pytest.mark.parametrize(
+    ("words", "options", "cpus", "threads", "in_options"),
+    [
+        ("cpus=8", {}, 8, False, False),
+        ("cpus=8 physical-cores=yes", {}, 8, False, False),
+        ("cpus=8 physical-cores=no", {}, 8, True, False),
+        ("gpus=1", {"cpus_per_task": 8}, 8, True, True),
+        ("physical-cores=yes", {"cpus_per_task": 8}, 8, False, True),
+        ("physical-cores=no", {"cpus_per_task": 8}, 8, True, True),
+        ("cpus=4 physical-cores=yes", {"cpus_per_task": 8}, 8, False, True),
+        ("cpus=4 physical-cores=no", {"cpus_per_task": 8}, 8, True, True),
+        ("physical-cores=yes", {"cpus_per_task": 8, "threads_per_core": 2}, 8, True, True),
+        ("physical-cores=yes", {"cpus_per_gpu": 4, "gpus": (option(2),)}, 8, False, True),
+    ],
+)
+def test_physical_cores_say_what_a_cpu_is(
+    words: str, options: dict[str, Any], cpus: int, threads: bool, in_options: bool
+) -> None:
+    need = joined(words, **options).need
+    assert (need.cpus, need.cpus_are_threads, need.cpus_in_options) == (cpus, threads, in_options)
+
+
+@pytest.mark.parametrize(
+    ("own", "said", "told"),
+    [(1, "yes", False), (2, "no", False), (1, "no", True), (2, "yes", True)],
+)
+def test_threads_per_core_win_over_physical_cores(own: int, said: str, told: bool) -> None:
+    notes = joined(f"physical-cores={said}", threads_per_core=own, cpus_per_task=4).notes
+    assert notes == ((f"--threads-per-core={own} wins over physical-cores={said}",) if told else ())
+
+
+@pytest.mark.parametrize("words", ["mig=1g.5gb", "tensor-cores=yes", "mig=1g.5gb tensor-cores=yes"])
+def test_what_is_asked_of_a_gpu_asks_for_one(words: str) -> None:
+    found = joined(words)
+    assert found.need.gpus == 1
+    assert found.notes == ("mig or tensor-cores without gpus asks for one GPU",)
+
+
+def test_needs_of_gpus_are_none_of_a_job_without_gpus() -> None:
+    need = joined("gpus=0 tensor-cores=yes mig=1g.5gb driver=535 cuda=12.2").need
+    assert need == Need(driver="535", cuda="12.2")
+    assert joined("gpus=1 tensor-cores=no").need == Need(gpus=1)

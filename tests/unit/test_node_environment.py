@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from crater_slurm.model.cpuset import parse_cpulist
 from crater_slurm.model.plan import Plan
-from crater_slurm.node import environment, slurmcpus, verify
+from crater_slurm.node import blockdev, environment, slurmcpus, verify
 from crater_slurm.node.binding import Given
 from crater_slurm.node.environment import TaskView, build, host_gpus, preprocessing_cpus, task_lines
 from crater_slurm.node.gpus import GpuFact, GpuFacts, parse_indexes
+from crater_slurm.node.topology import Topology
 
 FACTS = {i: GpuFact(f"GPU-{i:04d}", i // 2) for i in range(4)}
 FOLDERS = {kind: f"/crater-cache/{kind}/c1/7" for kind in ("checkpoint", "dataset", "temp")}
@@ -37,6 +40,9 @@ def test_a_job_with_host_gpus_2_and_3_sees_0_and_1() -> None:
         "CRATER_CPU_CORES": "4",
         "CRATER_CPU_LIST": "0-3",
         "CRATER_PREPROC_CPUS": "3",
+        "CRATER_PREPROC_CPU_COUNT": "1",
+        "CRATER_COMPUTE_CPUS": "0-2",
+        "CRATER_COMPUTE_CPU_COUNT": "3",
         "CRATER_NUMA_NODE": "0",
         "CRATER_CHECKPOINT_PATH": "/crater-cache/checkpoint/c1/7",
         "CRATER_DATASET_PATH": "/crater-cache/dataset/c1/7",
@@ -94,6 +100,61 @@ def test_the_split_leaves_cores_on_either_side(cpus: set[int]) -> None:
     share = preprocessing_cpus(tuple(cpus))
     assert 1 <= len(share) < len(cpus)
     assert set(share) < cpus
+
+
+@pytest.mark.parametrize(
+    ("cores", "percent", "prepare"),
+    [
+        # The kernel numbers second threads last: core c has CPUs c and c + 8.
+        ([(0, 8), (1, 9), (2, 10), (3, 11)], 20, (3, 11)),
+        ([(0, 8), (1, 9), (2, 10), (3, 11), (4, 12), (5, 13)], 20, (4, 5, 12, 13)),
+        ([(0, 8), (1,)], 20, (1,)),  # half a core at the end is a core
+        ([(0, 8)], 20, ()),  # one core can't be split, also with two threads
+        ([(0, 8), (1, 9)], 90, (1, 9)),  # one core always stays
+        ([(0, 8), (1, 9)], 0, ()),
+    ],
+)
+def test_the_split_is_by_cores_and_keeps_threads_together(
+    cores: list[tuple[int, ...]], percent: int, prepare: tuple[int, ...]
+) -> None:
+    cpus = tuple(sorted(cpu for core in cores for cpu in core))
+    assert preprocessing_cpus(cpus, cores, percent) == prepare
+
+
+@given(st.lists(st.integers(1, 2), min_size=1, max_size=64), st.integers(0, 90))
+def test_the_two_parts_are_the_whole_and_share_no_core(threads: list[int], percent: int) -> None:
+    cores = tuple(tuple(range(2 * i, 2 * i + n)) for i, n in enumerate(threads))
+    cpus = tuple(cpu for core in cores for cpu in core)
+    task = TaskView(cpus=cpus, numa_nodes=(0,), cores=cores)
+    found = build(task, None, {}, {}, percent)
+    prepare = set(parse_cpulist(found["CRATER_PREPROC_CPUS"] or ""))
+    compute = set(parse_cpulist(found["CRATER_COMPUTE_CPUS"] or ""))
+    assert prepare | compute == set(cpus)
+    assert not prepare & compute
+    assert compute
+    assert all(set(core) <= prepare or set(core) <= compute for core in cores)
+    taken = sum(set(core) <= prepare for core in cores)
+    assert taken == min(-(-len(cores) * percent // 100), len(cores) - 1)
+    assert found["CRATER_PREPROC_CPU_COUNT"] == str(len(prepare))
+    assert found["CRATER_COMPUTE_CPU_COUNT"] == str(len(compute))
+
+
+def test_unknown_cpus_leave_no_count_behind() -> None:
+    found = build(TaskView(cpus=(), numa_nodes=()), None, {}, {})
+    names = [name for name in found if "PREPROC" in name or "COMPUTE" in name]
+    assert len(names) == 4
+    assert {found[name] for name in names} == {None}
+
+
+def test_cores_are_read_from_the_siblings_that_sys_shows(tmp_path: Path) -> None:
+    for cpu, siblings in {0: "0,4", 4: "0,4", 1: "1,5", 5: "1,5"}.items():
+        file = tmp_path / f"devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
+        file.parent.mkdir(parents=True)
+        file.write_text(f"{siblings}\n")
+    topology = Topology.read(tmp_path)
+    assert topology.cores_of([5, 1, 4, 0]) == ((0, 4), (1, 5))
+    assert topology.cores_of([4, 5]) == ((4,), (5,)), "in the order of the cores"
+    assert topology.cores_of([7, 0]) == ((0,), (7,)), "unknown siblings: a core of its own"
 
 
 def test_without_a_cache_inherited_paths_are_unset() -> None:
@@ -215,6 +276,75 @@ def test_a_grant_says_what_was_asked_and_given() -> None:
         "local": True,
         "memory_mib": {"0": 300},
     }
+
+
+@pytest.mark.parametrize(
+    ("cache", "gpus", "near"),
+    [({1}, {1}, True), ({1}, {0}, False), ({1}, {0, 1}, True), ({0}, set(), True)],
+)
+def test_a_grant_says_whether_the_cache_is_near(cache, gpus, near) -> None:
+    found = verify.grant(
+        None, Given("none", ""), (0,), frozenset({0}), frozenset(gpus), {}, frozenset(cache)
+    )
+    assert (found["cache_numa_nodes"], found["cache_near"]) == (sorted(cache), near)
+
+
+# The drive of the cache
+
+
+def drive(root: Path, name: str, numa: str, number: str) -> Path:
+    """A namespace of a drive on a PCI function, as the kernel shows it; its folder."""
+    function = root / f"devices/pci0000:00/0000:0{numa.strip('-')}:00.0"
+    folder = function / f"nvme/{name[:5]}/{name}"
+    folder.mkdir(parents=True)
+    (function / "numa_node").write_text(f"{numa}\n")
+    link(root, number, folder)
+    return folder
+
+
+def link(root: Path, number: str, folder: Path) -> None:
+    (root / "dev/block").mkdir(parents=True, exist_ok=True)
+    (root / f"dev/block/{number}").symlink_to(folder)
+
+
+def nodes(root: Path, minor: int) -> frozenset[int] | None:
+    return blockdev.numa_nodes(os.makedev(259, minor), root)
+
+
+def test_a_drive_s_numa_node_is_found_from_its_partition_too(tmp_path: Path) -> None:
+    folder = drive(tmp_path, "nvme0n1", "1", "259:0")
+    (folder / "nvme0n1p1").mkdir()
+    link(tmp_path, "259:1", folder / "nvme0n1p1")
+    assert nodes(tmp_path, 0) == nodes(tmp_path, 1) == {1}
+
+
+def test_a_raid_is_on_the_nodes_of_its_drives(tmp_path: Path) -> None:
+    first = drive(tmp_path, "nvme0n1", "0", "259:0")
+    second = drive(tmp_path, "nvme1n1", "1", "259:1")
+    raid = tmp_path / "devices/virtual/block/md0"
+    (raid / "slaves").mkdir(parents=True)
+    (raid / "slaves/nvme0n1").symlink_to(first)
+    (raid / "slaves/nvme1n1").symlink_to(second)
+    link(tmp_path, "259:9", raid)
+    assert nodes(tmp_path, 9) == {0, 1}
+
+
+def test_a_drive_with_several_paths_is_beside_its_controller(tmp_path: Path) -> None:
+    drive(tmp_path, "nvme0n1", "1", "259:0")
+    subsystem = tmp_path / "devices/virtual/nvme-subsystem/nvme-subsys0"
+    (subsystem / "nvme0n1").mkdir(parents=True)
+    controller = tmp_path / "devices/pci0000:00/0000:01:00.0/nvme/nvme0"
+    (controller / "numa_node").write_text("1\n")
+    (subsystem / "nvme0").symlink_to(controller)
+    link(tmp_path, "259:5", subsystem / "nvme0n1")
+    assert nodes(tmp_path, 5) == {1}
+
+
+def test_a_drive_that_nobody_can_place_is_unknown(tmp_path: Path) -> None:
+    drive(tmp_path, "nvme0n1", "-1", "259:0")
+    assert nodes(tmp_path, 0) is None, "the kernel's -1"
+    assert nodes(tmp_path, 7) is None, "no such device"
+    assert blockdev.numa_nodes(os.makedev(0, 45), tmp_path) is None, "tmpfs"
 
 
 # CPUs by Slurm's word

@@ -526,3 +526,25 @@ def test_whatever_is_proposed_really_fits_on_the_nearest_node(
 def _set_apart(outcome: Outcome, name: str) -> bool:
     """A node that could, left out because elsewhere the job uses fewer NUMA nodes."""
     return any(name == who and "NUMA nodes, unlike" in why for who, _, why in outcome.excluded)
+
+
+def test_physical_cores_say_how_many_cpus_a_machine_has_for_the_job() -> None:
+    smt = node(threads=2)  # 32 cores, 64 threads
+    for words, options, feasible in (
+        ("cpus=32", {}, True),
+        ("cpus=33", {}, False),
+        ("cpus=64 physical-cores=no", {}, True),
+        ("cpus=65 physical-cores=no", {}, False),
+        ("gpus=1", {"cpus_per_task": 64}, True),
+        ("gpus=1 physical-cores=yes", {"cpus_per_task": 64}, False),
+        ("gpus=1 physical-cores=yes", {"cpus_per_task": 32}, True),
+    ):
+        assert plan(words, smt, **options).feasible is feasible, (words, options)
+    threads = plan("cpus=20 physical-cores=no numa=strict", smt)
+    assert threads.placement is not None
+    assert (threads.placement.cores, threads.placement.cores_are_threads) == (20, True)
+    assert threads.placement.domains == 1, "20 threads are 10 cores of 16"
+    refused = plan("cpus=65 physical-cores=no", smt)
+    assert refused.smallest_change == ("cpus=64",)
+    options = plan("physical-cores=yes", smt, cpus_per_task=40)
+    assert options.smallest_change == ("--cpus-per-task=32",)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from crater_slurm.errors import CraterError, SlurmError
 from crater_slurm.model.cluster import SlurmNode
-from crater_slurm.slurm.client import Client, parse_record, parse_sinfo, parse_version
+from crater_slurm.slurm.client import Client, parse_sinfo, parse_version
+from crater_slurm.slurm.records import parse_record
 
 SINFO = {
     # 22.05 prints sockets behind GPUs and (null) for nothing.
@@ -53,6 +54,8 @@ def test_nodes_are_the_same_in_every_version_s_words(version: str) -> None:
     assert found["a1"].partitions == {"gpu", "all"}
     assert found["a1"].features == {"a100", "nvme"}
     assert found["a1"].gres == {"gpu": 4, "membw": 280}
+    assert found["a1"].gpu_types == {"a100"}
+    assert found["a3"].gpu_types == frozenset()
     assert found["a3"].gres == {"gpu": 4}
     assert found["a3"].features == frozenset()
     assert not found["a3"].usable
@@ -181,6 +184,36 @@ def test_the_cluster_is_read_with_its_name_version_and_default(slurm: Client) ->
     assert found.gres_types == {"gpu", "membw"}
     assert [n.name for n in found.nodes] == ["n1"]
     assert found.time > 0
+
+
+def test_limits_and_reservations_are_read_with_the_nodes(slurm: Client, tmp_path: Path) -> None:
+    script(
+        tmp_path,
+        "scontrol",
+        'case "$*" in\n'
+        '*"show partition") echo "PartitionName=gpu MaxNodes=2 State=UP";;\n'
+        '*"show reservation") echo "ReservationName=m StartTime=2026-01-01T00:00:00 '
+        'EndTime=2026-01-02T00:00:00 Nodes=n1 Flags=MAINT";;\n'
+        '*) printf "EnforcePartLimits = any\\nClusterName = hpc\\n";;\nesac',
+    )
+    found = slurm.cluster()
+    assert [(p.name, p.max_nodes) for p in found.partitions] == [("gpu", 2)]
+    assert [(r.name, r.nodes) for r in found.reservations] == [("m", {"n1"})]
+    assert found.enforce_limits == "ANY"
+
+
+def test_mig_types_are_kept_apart(slurm: Client) -> None:
+    (found,) = parse_sinfo("gpu|idle|(null)|gpu:a100:1(S:0),gpu:a100_1g.5gb:7(S:0)|1|m1|none").nodes
+    assert found.gres == {"gpu": 8}
+    assert found.gpu_types == {"a100", "a100_1g.5gb"}
+
+
+@pytest.mark.parametrize(
+    ("state", "maintenance"),
+    [("maint", True), ("maint*", True), ("maint-", True), ("down", False), ("idle", False)],
+)
+def test_a_node_in_maintenance_is_nothing_else(state: str, maintenance: bool) -> None:
+    assert SlurmNode(name="n", state=state).in_maintenance is maintenance
 
 
 def test_null_settings_are_empty(slurm: Client) -> None:

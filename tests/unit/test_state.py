@@ -13,7 +13,7 @@ import pytest
 from cluster_samples import cluster, node
 
 from crater_slurm.errors import SlurmError, StoreError
-from crater_slurm.model.cluster import SlurmCluster
+from crater_slurm.model.cluster import Partition, Reservation, SlurmCluster
 from crater_slurm.model.job import Job
 from crater_slurm.model.profile import NodeProfile
 from crater_slurm.model.request import Request
@@ -304,3 +304,38 @@ def test_jobs_that_come_and_go_change_no_picture(slurm: FakeSlurm, state: State)
     slurm.found = dataclasses.replace(slurm.found, nodes=busy)
     state.refresh()
     assert state.view.planner is first
+
+
+def test_new_limits_and_reservations_count_at_once_and_cost_no_new_picture(
+    slurm: FakeSlurm, state: State
+) -> None:
+    state.refresh()
+    assert state.view is not None
+    first = state.view.planner
+    first.plan("p", Request(gpus=1), Job(user_id=1), Scope())
+    limit = Partition(name="gpu", max_time_minutes=60)
+    held = Reservation(name="maint", start=0.0, end=1.0, nodes=frozenset({"n2", "gone"}))
+    slurm.found = dataclasses.replace(
+        slurm.found, partitions=(limit,), reservations=(held,), enforce_limits="ALL"
+    )
+    state.refresh()
+    now = state.view.planner
+    assert now.inventory.limits == {"gpu": limit}
+    assert now.inventory.reservations == ((held, 0b10),)
+    assert now.inventory.enforce_limits == "ALL"
+    assert now.inventory.measured is first.inventory.measured
+    assert now._outcomes is first._outcomes
+    state.refresh()
+    assert state.view.planner is now, "nothing changed"
+
+
+def test_a_gpu_type_that_slurm_gives_anew_is_a_new_picture(slurm: FakeSlurm, state: State) -> None:
+    state.refresh()
+    assert state.view is not None
+    first = state.view.planner
+    nodes = tuple(
+        dataclasses.replace(n, gpu_types=frozenset({"1g.5gb"})) for n in slurm.found.nodes
+    )
+    slurm.found = dataclasses.replace(slurm.found, nodes=nodes)
+    state.refresh()
+    assert state.view.planner.inventory is not first.inventory

@@ -22,7 +22,8 @@ end
 
 local STRINGS, WIDTHS = {}, {}
 for name in ([[account admin_comment array_inx comment cpus_per_tres exc_nodes extra features gres
-    licenses mem_per_tres name partition prefer qos req_nodes script tres_bind tres_per_job
+    licenses mem_per_tres name partition prefer qos req_nodes reservation script tres_bind
+    tres_per_job
     tres_per_node tres_per_socket tres_per_task user_name work_dir]]):gmatch("%S+") do
   STRINGS[name] = true
 end
