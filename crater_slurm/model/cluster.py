@@ -33,4 +33,5 @@ class SlurmCluster:
     nodes: tuple[SlurmNode, ...] = ()
     default_partition: str | None = None
     gres_types: frozenset[str] = frozenset()
+    select_parameters: frozenset[str] = frozenset()
     time: float = 0.0

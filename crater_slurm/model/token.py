@@ -37,6 +37,10 @@ _SHORT = {
     "domains": "d",
     "precision": "p",
     "checkpoint": "c",
+    "shards": "h",
+    "slices": "l",
+    "gpu_memory_mib": "w",
+    "card": "e",
 }
 
 

@@ -44,7 +44,10 @@ class NodeClass:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """All nodes that Slurm has, by make; nodes without a profile are ``unknown``."""
+    """All nodes that Slurm has, by make; nodes without a profile are ``unknown``.
+
+    ``shard_sets`` are the nodes by their number of shards in Slurm, none at all included.
+    """
 
     names: tuple[str, ...]
     makes: int
@@ -54,6 +57,7 @@ class Inventory:
     partitions: dict[str, int] = field(default_factory=dict)
     usable: int = 0
     feature_sets: tuple[tuple[frozenset[str], int], ...] = ()
+    shard_sets: tuple[tuple[int, int], ...] = ()
     default_partition: str | None = None
     index: dict[str, int] = field(default_factory=dict)
 
@@ -98,12 +102,15 @@ def build(
     names = tuple(node.name for node in ordered)
     partitions: dict[str, int] = {}
     features: dict[frozenset[str], int] = {}
+    shards: dict[int, int] = {}
     unknown = usable = 0
     for i, node in enumerate(ordered):
         bit = 1 << i
         for partition in node.partitions:
             partitions[partition] = partitions.get(partition, 0) | bit
         features[node.features] = features.get(node.features, 0) | bit
+        count = node.gres.get("shard", 0)
+        shards[count] = shards.get(count, 0) | bit
         if node.usable:
             usable |= bit
         if node.name not in by_name:
@@ -121,6 +128,7 @@ def build(
         partitions=partitions,
         usable=usable,
         feature_sets=tuple(features.items()),
+        shard_sets=tuple(shards.items()),
         default_partition=cluster.default_partition,
         index={name: i for i, name in enumerate(names)},
     )

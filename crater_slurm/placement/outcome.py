@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from crater_slurm.model.plan import Condition, Placement, Plan
 from crater_slurm.model.profile import NodeProfile
 from crater_slurm.placement.need import Need
+from crater_slurm.placement.sharing import Share
 
 FeaturePredicate = Callable[[frozenset[str]], bool]
 
@@ -26,8 +27,9 @@ class Scope:
 class Outcome:
     """The result of planning. ``plan`` is None when the job is refused (``feasible`` False).
 
-    ``passed`` and ``failed`` are node sets of the inventory; ``known`` False means that no
-    profile covers the nodes in question, so that crater has no say.
+    ``passed`` and ``failed`` are node sets of the inventory, ``unknown`` nodes of the failed that
+    have no profile; ``known`` False means that no profile covers the nodes in question, so that
+    crater has no say.
     """
 
     need: Need
@@ -36,6 +38,7 @@ class Outcome:
     plan: Plan | None = None
     passed: int = 0
     failed: int = 0
+    unknown: int = 0
     placement: Placement | None = None
     domains: int = 0
     conditions: tuple[Condition, ...] = ()
@@ -44,4 +47,5 @@ class Outcome:
     nearest_have: tuple[str, ...] = ()
     nearest_profile: NodeProfile | None = None
     smallest_change: tuple[str, ...] = ()
+    share: Share | None = None
     notes: tuple[str, ...] = ()

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from crater_slurm.config import Settings
 from crater_slurm.model.plan import Mode
+from crater_slurm.placement.sharing import Policy
 from crater_slurm.scheduler.decide import Decider
 from crater_slurm.scheduler.keys import KeyFile
 from crater_slurm.scheduler.recorder import Recorder
@@ -39,6 +40,7 @@ class Service:
             self.store,
             refresh_seconds=settings.scheduler.refresh_seconds,
             allow_declared=settings.filter.allow_declared,
+            sharing_policy=_sharing_policy(settings),
         )
         self.recorder = Recorder(self.store, settings.store.keep_decisions_days)
         self.reports = Reports(self.store)
@@ -101,3 +103,11 @@ class Service:
         elif time.time() - view.cluster.time > 10 * self.settings.scheduler.refresh_seconds + 60:
             found.append("the picture of the cluster is old")
         return [problem for problem in dict.fromkeys(found) if problem]
+
+
+def _sharing_policy(settings: Settings) -> Policy | None:
+    """How this site shares GPUs; None when it does not."""
+    sharing = settings.sharing
+    if sharing.allow == "off":
+        return None
+    return Policy(rounding=sharing.rounding, reserve=sharing.reserve, mps=sharing.mps)

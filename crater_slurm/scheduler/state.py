@@ -20,6 +20,7 @@ from crater_slurm.model.cluster import SlurmCluster
 from crater_slurm.model.profile import NodeProfile
 from crater_slurm.placement import inventory
 from crater_slurm.placement.planner import Planner
+from crater_slurm.placement.sharing import Policy
 from crater_slurm.slurm import hostlist
 from crater_slurm.slurm.client import Client
 from crater_slurm.store.repository import Store
@@ -30,6 +31,8 @@ _log = logging.getLogger("crater.scheduler.state")
 _STORE_POLL_SECONDS = 1.0
 #: Until Slurm answered once, it is asked this often: slurmctld may still be starting.
 _FIRST_POLL_SECONDS = 0.5
+#: With it Slurm may give a job shards of several GPUs, also where one would do.
+_SPREADS_SHARDS = "MULTIPLE_SHARING_GRES_PJ"
 #: Every node set that was put into words so far; a cluster has few distinct ones.
 _WORDED_SETS = 1024
 
@@ -64,6 +67,7 @@ class State:
         *,
         refresh_seconds: float,
         allow_declared: bool,
+        sharing_policy: Policy | None = None,
     ) -> None:
         self.view: View | None = None
         self.problem: str = "the cluster has not been read yet"
@@ -71,6 +75,7 @@ class State:
         self._open_store = store
         self._refresh_seconds = refresh_seconds
         self._allow_declared = allow_declared
+        self._sharing_policy = sharing_policy
         self._profiles: dict[str, NodeProfile] = {}
         self._version: int | None = None
         self._cluster: SlurmCluster | None = None
@@ -149,7 +154,10 @@ class State:
         built = inventory.build(
             cluster, list(self._profiles.values()), allow_declared=self._allow_declared
         )
-        self.view = View(cluster, Planner(built), len(self._profiles))
+        policy = self._sharing_policy
+        if _SPREADS_SHARDS in cluster.select_parameters:
+            policy = None  # a slice's memory is of use on one card only
+        self.view = View(cluster, Planner(built, sharing_policy=policy), len(self._profiles))
         self._stale = False
 
     def _slurm_due(self) -> bool:
@@ -170,4 +178,4 @@ class State:
 def _placed(cluster: SlurmCluster) -> tuple[object, ...]:
     """What a decision takes from Slurm's picture; jobs that come and go change none of it."""
     nodes = [(n.name, n.partitions, n.usable, n.features, n.gres) for n in cluster.nodes]
-    return cluster.default_partition, nodes
+    return cluster.default_partition, cluster.select_parameters, nodes

@@ -81,6 +81,7 @@ class Client:
             name=config.get("ClusterName", ""),
             version=parse_version(config.get("SLURM_VERSION", "")),
             gres_types=frozenset(filter(None, config.get("GresTypes", "").split(","))),
+            select_parameters=frozenset(config.get("SelectTypeParameters", "").upper().split(",")),
             default_partition=self.default_partition(),
         )
 
@@ -129,6 +130,7 @@ def parse_sinfo(
     name: str = "",
     version: tuple[int, int] = (0, 0),
     gres_types: frozenset[str] = frozenset(),
+    select_parameters: frozenset[str] = frozenset(),
     default_partition: str | None = None,
 ) -> SlurmCluster:
     """Cluster from ``sinfo -h -o '%R|%T|%f|%G|%N'``; lines of one node are merged."""
@@ -153,6 +155,7 @@ def parse_sinfo(
         version=version,
         default_partition=default_partition,
         gres_types=gres_types,
+        select_parameters=select_parameters,
         time=time.time(),
         nodes=tuple(
             SlurmNode(
