@@ -204,7 +204,7 @@ def _text(
         if why := node_gres.unwritable(profile):
             raise UsageError(why)
     groups = renderer.group(profiles, choices)
-    notes = renderer.socket_notes(groups)
+    notes = renderer.socket_notes(groups) + renderer.shard_notes(groups, choices)
     conf = renderer.SlurmConf(version=version, groups=groups, choices=choices)
     lines = conf.node_lines()  # refuses what this release can't have, in gres.conf too
     if what == "node-line":

@@ -81,7 +81,9 @@ class Client:
             name=config.get("ClusterName", ""),
             version=parse_version(config.get("SLURM_VERSION", "")),
             gres_types=frozenset(filter(None, config.get("GresTypes", "").split(","))),
-            select_parameters=frozenset(config.get("SelectTypeParameters", "").upper().split(",")),
+            select_parameters=frozenset(
+                filter(None, config.get("SelectTypeParameters", "").upper().split(","))
+            ),
             default_partition=self.default_partition(),
         )
 

@@ -96,3 +96,7 @@ def test_the_arithmetic_is_told_in_words() -> None:
 )
 def test_a_share_is_told_in_words(card: str | None, words: str) -> None:
     assert share_text(3, 31, 2160, card) == words
+
+
+def test_one_slice_is_told_as_one() -> None:
+    assert share_text(1, 31, 1280, None).startswith("1 slice of a GPU (at least 1,280 MiB)")
