@@ -29,6 +29,7 @@ from helpers import (
 )
 
 from crater_slurm.lab import Lab
+from crater_slurm.model.cpuset import parse_cpulist
 from crater_slurm.slurm import gres
 
 SMALL = "gpus=1 gpu-memory=2GiB gpu-sharing=yes"
@@ -110,10 +111,19 @@ def test_many_jobs_never_have_more_of_a_card_than_it_has(lab: Lab) -> None:
     # Slurm had no room for one more: what waits is more than any card has left.
     assert len(started) < len(jobs)
     assert len(used) == 4
+    agrees_with(lab, used)
+
+
+def agrees_with(lab: Lab, used: Counter[int]) -> None:
+    """slurmctld has the same in use: card by card, or before 23.02 which cards at all."""
     text = lab.run(["scontrol", "-d", "-o", "show", "node", "l1"], user="root").stdout
-    in_use = re.search(r"GresUsed=(\S+)", text)
-    assert in_use
-    assert gres.totals(in_use.group(1))["shard"] == sum(used.values())
+    found = re.search(r"GresUsed=\S*shard:l4:(\d+)\(([^)]*)\)", text)
+    assert found, text
+    if lab.version < (23, 2):
+        assert parse_cpulist(found.group(2).removeprefix("IDX:")) == tuple(sorted(used))
+        return
+    assert int(found.group(1)) == sum(used.values())
+    assert found.group(2) == ",".join(f"{used[card]}/30" for card in range(4))
 
 
 def settled_or_behind(lab: Lab, job: int) -> str:
