@@ -65,6 +65,9 @@ def _decision(decision: Mapping[str, Any]) -> Iterator[str]:
         for example, count, reason in decision.get("excluded", ()):
             who = example if count == 1 else f"{count} nodes such as {example}"
             yield f"  not {who}: {reason}"
+    if scores := decision.get("scores"):
+        yield ""
+        yield from _scores(scores)
     if decision.get("nearest_node") and verdict == "refused":
         yield f"Nearest: {decision['nearest_node']}"
     if change := decision.get("smallest_change"):
@@ -100,6 +103,22 @@ def _conditions(conditions: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             f"  {mark} "
             + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         )
+
+
+def _scores(scores: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Each group of nodes with its score and what it is made of; a star for the preferred."""
+    yield "Score of the nodes that can run it (* preferred)"
+    for entry in scores:
+        who = (
+            entry["example"]
+            if entry["count"] == 1
+            else f"{entry['count']} such as {entry['example']}"
+        )
+        yield f"  {'*' if entry.get('preferred') else ' '} {entry['value']:.2f}  {who}"
+        for term in entry.get("terms", ()):
+            yield (
+                f"      {term['weight']:.2f} x {term['value']:.2f}  {term['name']}: {term['why']}"
+            )
 
 
 def _plan_words(plan: Mapping[str, Any]) -> Iterator[str]:

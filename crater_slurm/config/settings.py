@@ -7,9 +7,9 @@ each field is its documentation.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 #: YAML 1.1 reads a bare ``off`` as false; here it is a word like the others.
 _OffIsAWord = BeforeValidator(lambda value: "off" if value is False else value)
@@ -97,6 +97,40 @@ class Sharing(Section):
         default=False,
         description="Nodes with shards run the CUDA MPS daemon: tasks get its limits of memory "
         "and threads for their slices in their environment.",
+    )
+
+
+class ScoreWeights(Section):
+    """What each amount counts in a node's score; they sum to 1, and of what a job does not ask for
+    the others take the part."""
+
+    gpu_memory: float = Field(default=0.45, ge=0, le=1, description="Memory of each GPU.")
+    cpu_cores: float = Field(default=0.20, ge=0, le=1, description="CPU cores.")
+    memory_bandwidth: float = Field(default=0.20, ge=0, le=1, description="Memory bandwidth.")
+    ssd_iops: float = Field(default=0.15, ge=0, le=1, description="Random-read IOPS of the NVMe.")
+
+    @model_validator(mode="after")
+    def _sum_is_one(self) -> Self:
+        total = sum(self.model_dump().values())
+        if abs(total - 1) > 1e-6:
+            raise ValueError(f"the weights sum to {total:.6g}, and must sum to 1")
+        return self
+
+
+class Score(Section):
+    """Which of the nodes that can run a job it should rather get."""
+
+    weights: ScoreWeights = ScoreWeights()
+    prefer: bool = Field(
+        default=True,
+        description="Give a planned job --prefer with the node features that name the nodes that "
+        "suit it best. Slurm takes other nodes when none of those is free.",
+    )
+    tolerance: float = Field(
+        default=0.05,
+        ge=0,
+        le=1,
+        description="Nodes whose score is this close to the best are as good.",
     )
 
 
@@ -268,6 +302,7 @@ class Settings(Section):
     store: Store = Store()
     filter: Filter = Filter()
     sharing: Sharing = Sharing()
+    score: Score = Score()
     scheduler: Scheduler = Scheduler()
     plan: Plan = Plan()
     node: Node = Node()

@@ -98,11 +98,16 @@ def write_slurm(
 
 
 def _choices(spec: LabSpec) -> node_gres.Choices:
-    """GPUs in shards where crater's settings for this lab share them."""
+    """As crater render writes them: a plan prefers nodes by their features.
+
+    GPUs are in shards where crater's settings for this lab share them.
+    """
     sharing = Sharing.model_validate(spec.crater_conf.get("sharing", {}))
-    if sharing.allow == "off":
-        return node_gres.PLAIN
-    return node_gres.Choices(shard_reserve=sharing.reserve, shard_rounding=sharing.rounding)
+    return node_gres.Choices(
+        features=True,
+        shard_reserve=None if sharing.allow == "off" else sharing.reserve,
+        shard_rounding=sharing.rounding,
+    )
 
 
 def _groups(spec: LabSpec, inventory: Inventory) -> list[render.NodeGroup]:

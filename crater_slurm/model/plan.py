@@ -52,6 +52,27 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreTerm:
+    """One amount's part in a score: its weight (all sum to 1), its value in [0, 1], and why."""
+
+    name: str
+    weight: float
+    value: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeScore:
+    """How well ``count`` nodes such as ``example`` suit the job, in [0, 1]."""
+
+    example: str
+    count: int
+    value: float
+    preferred: bool = False
+    terms: tuple[ScoreTerm, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What the job is to get on each of its nodes. ``domains`` counts NUMA nodes; 0 is no limit.
 
@@ -94,6 +115,7 @@ class Decision:
     nodes_passed: int = 0
     passed_nodes: str = ""
     excluded: tuple[tuple[str, int, str], ...] = ()
+    scores: tuple[NodeScore, ...] = ()
     nearest_node: str = ""
     smallest_change: tuple[str, ...] = ()
     plan: Plan | None = None

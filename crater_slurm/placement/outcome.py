@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from crater_slurm.model.plan import Condition, Placement, Plan
 from crater_slurm.model.profile import NodeProfile
 from crater_slurm.placement.need import Need
+from crater_slurm.placement.score import Ranked
 from crater_slurm.placement.sharing import Share
 
 FeaturePredicate = Callable[[frozenset[str]], bool]
@@ -28,8 +29,9 @@ class Outcome:
     """The result of planning. ``plan`` is None when the job is refused (``feasible`` False).
 
     ``passed`` and ``failed`` are node sets of the inventory, ``unknown`` nodes of the failed that
-    have no profile; ``known`` False means that no profile covers the nodes in question, so that
-    crater has no say.
+    have no profile, ``preferred`` those that suit best (0: none more than another), of which any
+    has one of ``prefer_features``; ``known`` False means that no profile covers the nodes in
+    question, so that crater has no say.
     """
 
     need: Need
@@ -39,6 +41,9 @@ class Outcome:
     passed: int = 0
     failed: int = 0
     unknown: int = 0
+    ranked: tuple[Ranked, ...] = ()
+    preferred: int = 0
+    prefer_features: tuple[str, ...] = ()
     placement: Placement | None = None
     domains: int = 0
     conditions: tuple[Condition, ...] = ()

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from crater_slurm.model.job import Job
 from crater_slurm.model.plan import Placement, Plan
 from crater_slurm.model.request import Request
-from crater_slurm.placement import advice, sharing
+from crater_slurm.placement import advice, score, sharing
 from crater_slurm.placement.inventory import Inventory, NodeClass
 from crater_slurm.placement.need import Need, join
 from crater_slurm.placement.outcome import Outcome, Scope
@@ -27,15 +27,20 @@ _CACHE_SIZE = 4096
 _NO_PROFILE = "has no profile in the store"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preference:
+    """Which nodes of many to prefer: those within ``tolerance`` of the best score."""
+
+    weights: score.Weights = field(default_factory=score.Weights)
+    tolerance: float = 0.05
+
+
 @dataclass(slots=True)
 class Planner:
-    """Plans jobs on one inventory. ``refine`` may replace a request by a predicted one.
-
-    ``scores`` are node scores by class example for stages that prefer nodes; empty means that
-    all nodes that can are equal, and Slurm chooses among them.
-    """
+    """Plans jobs on one inventory. ``refine`` may replace a request by a predicted one."""
 
     inventory: Inventory
+    preference: Preference = field(default_factory=Preference)
     refine: Callable[[Request], Request] = lambda request: request
     #: How GPUs are shared; None where the site gives whole ones only.
     sharing_policy: sharing.Policy | None = None
@@ -115,8 +120,13 @@ class Planner:
         if not outcome.feasible:
             return self._with_nearest(outcome, results, candidates)
         share = choice.share(passing) if choice else None
+        ranked = score.rank(passing, need, candidates, self.preference.weights)
+        preferred = score.preferred(ranked, self.preference.tolerance)
         return dataclasses.replace(
             outcome,
+            ranked=ranked,
+            preferred=preferred,
+            prefer_features=score.features_of(preferred, passed, self.inventory.feature_sets),
             placement=_placement(need, passing, gres_type, share),
             domains=max((r.fit.count for _, r in passing if r.fit), default=0),
             share=share,

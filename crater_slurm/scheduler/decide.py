@@ -17,7 +17,7 @@ from crater_slurm.errors import UsageError
 from crater_slurm.model import token
 from crater_slurm.model.directives import DirectiveError, Directives, parse_job
 from crater_slurm.model.job import GpuOption, Job, JobKind
-from crater_slurm.model.plan import Decision, Mode, Plan, Verdict
+from crater_slurm.model.plan import Decision, Mode, NodeScore, Plan, ScoreTerm, Verdict
 from crater_slurm.model.request import Request
 from crater_slurm.model.slices import share_text
 from crater_slurm.placement.outcome import Outcome, Scope
@@ -31,6 +31,7 @@ _ANYTHING = "crater: "
 #: Of the user's options this much is kept in a record; a node list may be longer than useful.
 _LONGEST_OPTION = 500
 _MOST_ITEMS = 50
+_MOST_SCORES = 20
 
 
 @dataclass(slots=True)
@@ -64,6 +65,7 @@ class Decider:
     mode: Mode
     key: Callable[[], bytes | None]
     consume: frozenset[str] = frozenset({"membw", "nviops", "nvme"})
+    prefer: bool = True
     clock: Callable[[], float] = time.time
     new_id: Callable[[], str] = lambda: secrets.token_hex(6)
 
@@ -189,6 +191,7 @@ class Decider:
             job,
             message,
             exclude=view.hostlist(outcome.failed) if outcome.failed else "",
+            prefer=outcome.prefer_features if self.prefer else (),
             gres_names=view.cluster.gres_types & self.consume,
             gres_style=message.get("gres_style", "/"),
         )
@@ -315,9 +318,33 @@ def _record(
         nodes_passed=outcome.passed.bit_count(),
         passed_nodes=view.hostlist(outcome.passed),
         excluded=outcome.excluded,
+        scores=_scores(outcome),
         nearest_node=outcome.nearest_node,
         smallest_change=outcome.smallest_change,
         plan=outcome.plan,
+    )
+
+
+def _scores(outcome: Outcome) -> tuple[NodeScore, ...]:
+    """The scores of the nodes that can run the job, where there is something to tell them apart."""
+    return tuple(
+        NodeScore(
+            example=group.example,
+            count=group.nodes.bit_count(),
+            value=round(group.score.value, 4),
+            preferred=bool(group.nodes & outcome.preferred),
+            terms=tuple(
+                ScoreTerm(
+                    name=term.name,
+                    weight=round(term.weight, 4),
+                    value=round(term.value, 4),
+                    why=term.why,
+                )
+                for term in group.score.terms
+            ),
+        )
+        for group in outcome.ranked[:_MOST_SCORES]
+        if group.score.terms
     )
 
 

@@ -9,6 +9,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from crater_slurm.config import Settings
 from crater_slurm.model.plan import Mode
+from crater_slurm.placement.planner import Preference
+from crater_slurm.placement.score import Weights
 from crater_slurm.placement.sharing import Policy
 from crater_slurm.scheduler.decide import Decider
 from crater_slurm.scheduler.keys import KeyFile
@@ -40,6 +42,10 @@ class Service:
             self.store,
             refresh_seconds=settings.scheduler.refresh_seconds,
             allow_declared=settings.filter.allow_declared,
+            preference=Preference(
+                weights=Weights(**settings.score.weights.model_dump()),
+                tolerance=settings.score.tolerance,
+            ),
             sharing_policy=_sharing_policy(settings),
         )
         self.recorder = Recorder(self.store, settings.store.keep_decisions_days)
@@ -48,6 +54,7 @@ class Service:
             mode=Mode(settings.filter.mode),
             key=self.keys.signing_key,
             consume=frozenset(settings.filter.consume),
+            prefer=settings.score.prefer,
         )
         self.filter = FilterSocket(
             settings.filter.socket, settings.filter.allowed_users, self.answer

@@ -19,7 +19,7 @@ from crater_slurm.errors import CraterError
 from crater_slurm.model.cluster import SlurmCluster
 from crater_slurm.model.profile import NodeProfile
 from crater_slurm.placement import inventory
-from crater_slurm.placement.planner import Planner
+from crater_slurm.placement.planner import Planner, Preference
 from crater_slurm.placement.sharing import Policy
 from crater_slurm.slurm import hostlist
 from crater_slurm.slurm.client import Client
@@ -67,6 +67,7 @@ class State:
         *,
         refresh_seconds: float,
         allow_declared: bool,
+        preference: Preference | None = None,
         sharing_policy: Policy | None = None,
     ) -> None:
         self.view: View | None = None
@@ -75,6 +76,7 @@ class State:
         self._open_store = store
         self._refresh_seconds = refresh_seconds
         self._allow_declared = allow_declared
+        self._preference = preference or Preference()
         self._sharing_policy = sharing_policy
         self._profiles: dict[str, NodeProfile] = {}
         self._version: int | None = None
@@ -157,7 +159,8 @@ class State:
         policy = self._sharing_policy
         if _SPREADS_SHARDS in cluster.select_parameters:
             policy = None  # a slice's memory is of use on one card only
-        self.view = View(cluster, Planner(built, sharing_policy=policy), len(self._profiles))
+        planner = Planner(built, self._preference, sharing_policy=policy)
+        self.view = View(cluster, planner, len(self._profiles))
         self._stale = False
 
     def _slurm_due(self) -> bool:

@@ -14,6 +14,8 @@ and 26.05:
 * A job with shards has one GPU on each node, so enforce-binding alone keeps its cores on that GPU's
   socket (22.05 to 26.05). Shards and GPUs in one request are refused, and so is anything per GPU.
 * Tasks on several nodes are shared out unevenly (15 cores here, 4 there) without tasks per node.
+* ``--prefer`` is tried first at each turn and dropped where no such node is free: the one lever
+  that prefers nodes for a single job without ever keeping it waiting.
 
 The user's own options are never overridden or doubled: an option family that was used is left.
 """
@@ -52,14 +54,15 @@ def changes(
     raw: Mapping[str, str],
     *,
     exclude: str = "",
+    prefer: tuple[str, ...] = (),
     gres_names: frozenset[str] = frozenset(),
     gres_style: str = "/",
 ) -> Changes:
     """Job fields for a placement.
 
     ``raw`` holds the job's fields as the filter sent them (``field.NAME``), ``exclude`` a host
-    list, ``gres_names`` the cluster's GresTypes, ``gres_style`` what follows ``gres`` in this
-    Slurm's TRES strings.
+    list, ``prefer`` node features of which any is as good, ``gres_names`` the cluster's GresTypes,
+    ``gres_style`` what follows ``gres`` in this Slurm's TRES strings.
     """
     result = Changes()
     _tasks_and_cpus(placement, job, raw, result)
@@ -68,6 +71,9 @@ def changes(
         _keep_together(placement, job, raw, gres_style, result)
     if exclude:
         result.fields["exc_nodes"] = f"{job.exclude},{exclude}" if job.exclude else exclude
+    # Slurm takes the preference in place of the constraint, so it is not ours to add one there.
+    if prefer and not job.features and not raw.get("field.prefer"):
+        result.fields["prefer"] = "|".join(prefer)
     return result
 
 

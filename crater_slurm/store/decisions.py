@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from crater_slurm.errors import StoreError
-from crater_slurm.model.plan import Condition, Decision, Mode, Plan, Verdict
+from crater_slurm.model.plan import Condition, Decision, Mode, NodeScore, Plan, ScoreTerm, Verdict
 from crater_slurm.store.codec import field_names, plain
 
 
@@ -38,6 +38,7 @@ def decision_from_dict(data: Mapping[str, Any]) -> Decision:
             (str(nodes), int(count), str(reason))
             for nodes, count, reason, *_ in fields.get("excluded", ())
         )
+        fields["scores"] = tuple(_score(entry) for entry in fields.get("scores", ()))
         for name in ("smallest_change", "messages"):
             fields[name] = tuple(fields.get(name, ()))
         if fields.get("plan") is not None:
@@ -48,6 +49,11 @@ def decision_from_dict(data: Mapping[str, Any]) -> Decision:
             f"can't read the decision {data.get('id', '?')}: {error}; it may come from a newer "
             "crater-slurm"
         ) from error
+
+
+def _score(data: Mapping[str, Any]) -> NodeScore:
+    terms = tuple(ScoreTerm(**_known(ScoreTerm, term)) for term in data.get("terms", ()))
+    return NodeScore(**{**_known(NodeScore, data), "terms": terms})
 
 
 def _known(kind: type, data: Mapping[str, Any]) -> dict[str, Any]:

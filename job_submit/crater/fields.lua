@@ -29,7 +29,7 @@ fields.SENT = {
   "comment", "partition", "gres", "tres_per_node", "tres_per_job", "tres_per_socket",
   "tres_per_task", "min_nodes", "max_nodes", "num_tasks", "ntasks_per_node",
   "ntasks_per_socket", "ntasks_per_gpu", "cpus_per_task", "min_cpus", "min_mem_per_node",
-  "min_mem_per_cpu", "features", "exc_nodes", "req_nodes", "sockets_per_node",
+  "min_mem_per_cpu", "features", "prefer", "exc_nodes", "req_nodes", "sockets_per_node",
   "cores_per_socket", "threads_per_core", "bitflags", "shared", "array_inx", "time_limit",
   "qos", "account", "cpus_per_tres", "mem_per_tres", "tres_bind",
 }

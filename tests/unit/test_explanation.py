@@ -29,6 +29,10 @@ Plan p1: planned (enforce), WHEN
 Nodes: 1 of 2 can run it: n1
   not c1: has no GPU; too few GPUs
 
+Score of the nodes that can run it (* preferred)
+    0.50  n1
+      1.00 x 0.50  cpu-cores: asks 8 of the 16 cores that are its share
+
 Plan, per node: 2 GPUs, 8 cores, on 1 NUMA node, 200 GB of NVMe cache, numa=strict
 Asked of Slurm: num_tasks=1, cpus_per_task=8, min_cpus=8, gres=gpu:2,nvme:200, \
 tres_per_socket=gres/gpu:2, sockets_per_node=1, min_nodes=1, max_nodes=1, exc_nodes=c1, \
