@@ -65,6 +65,11 @@ class Inventory:
     def everything(self) -> int:
         return (1 << len(self.names)) - 1
 
+    @property
+    def without_shards(self) -> int:
+        """Nodes for which Slurm counts no shards."""
+        return dict(self.shard_sets).get(0, 0)
+
     def classes(self, need: Need) -> list[NodeClass]:
         """The nodes with a profile, in as few classes as this need can tell apart."""
         return [

@@ -28,10 +28,10 @@ class Scope:
 class Outcome:
     """The result of planning. ``plan`` is None when the job is refused (``feasible`` False).
 
-    ``passed`` and ``failed`` are node sets of the inventory, ``unknown`` nodes of the failed that
-    have no profile, ``preferred`` those that suit best (0: none more than another), of which any
-    has one of ``prefer_features``; ``known`` False means that no profile covers the nodes in
-    question, so that crater has no say.
+    ``passed`` and ``failed`` are node sets of the inventory, ``unknown`` those of the failed that
+    have shards and no profile, ``preferred`` those that suit best (0: none more than another), of
+    which any has one of ``prefer_features``; ``known`` False means that no profile covers the nodes
+    in question, so that crater has no say.
     """
 
     need: Need

@@ -113,7 +113,7 @@ class Planner:
             feasible=enough(passed, need, named),
             passed=passed,
             failed=candidates & ~passed,
-            unknown=candidates & self.inventory.unknown,
+            unknown=candidates & self.inventory.unknown & ~self.inventory.without_shards,
             conditions=conditions(results, candidates),
             excluded=excluded(results, candidates, self.inventory, passed, kinds(passing)),
         )

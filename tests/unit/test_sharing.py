@@ -358,10 +358,9 @@ def answer(words: str | None, mode: Mode = Mode.ENFORCE, **fields: str) -> Answe
     return decider(mode).decide(message(words, **fields), site())
 
 
-def site(*machines: NodeProfile, policy: Policy | None = POLICY, **options: Any) -> View:
-    there = machines or (l4(),)
-    shards = {m.name: 30 * len(m.gpus) for m in there}
-    return view(*there, shards=shards, policy=policy, **options)
+def site(policy: Policy | None = POLICY, names: tuple[str, ...] = (), **shards: int) -> View:
+    """One node with four L4, and ``names`` of which nobody knows the hardware."""
+    return view(l4(), names=names, shards={"l1": 120} | shards, policy=policy)
 
 
 def test_the_job_asks_slurm_for_shards_and_its_user_is_told_what_that_is() -> None:
@@ -443,7 +442,9 @@ def test_shards_are_only_refused_where_crater_may_and_where_it_knows_all_nodes()
         assert not answer(None, mode, tres_per_node="gres/shard:31").reject
     asked = message(None, tres_per_node="gres/shard:31")
     assert not decider().decide(asked, site(policy=None)).reject
-    assert not decider().decide(asked, site(names=["unprofiled"])).reject
+    # A node without a profile matters if Slurm counts shards there.
+    assert not decider().decide(asked, site(names=("x1",), x1=124)).reject
+    assert decider().decide(asked, site(names=("x1",))).reject
     assert decider().decide(asked, site()).reject
 
 
