@@ -195,10 +195,8 @@ def notes(share: Share, need: Need, policy: Policy) -> Iterator[str]:
     )
     yield f"the job shares its GPU with others; {wall}"
     if need.own_shards and share.memory_mib < (need.gpu_memory_mib or 0):
-        yield (
-            f"{share.shards} slices are {share.memory_mib:,} MiB of a GPU's memory, less than "
-            f"gpu-memory says"
-        )
+        has = f"{share.shards} slices are {share.memory_mib:,} MiB of a GPU's memory"
+        yield f"{has}, less than gpu-memory says"
 
 
 def why_whole(policy: Policy | None) -> str:
@@ -265,6 +263,8 @@ def _reason(piece: _Piece, shards: int, need: Need) -> str:
     if not piece.cards:
         return "its GPUs are not in slices, or it can't be told which has how many"
     fitting = piece.fitting(shards)
+    if not shards and piece.could(0, need):
+        return "no number of slices is right on nodes enough"
     if not fitting or not piece.could(0, need):
         best = max(piece.cards, key=lambda card: card.shards)
         return f"one GPU has {best.shards} slices of {best.slice_mib:,} MiB for jobs"
