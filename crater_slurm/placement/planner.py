@@ -66,18 +66,13 @@ class Planner:
 
     def _outcome_of(self, need: Need, candidates: int, named: int) -> Outcome:
         """The outcome of a need, worked out once; a part of a GPU where it may be and can be."""
-        if self.sharing_policy is None and need.own_shards:
-            need = dataclasses.replace(need, own_shards=0)
-        shared = need.shared
-        if shared and self.sharing_policy is not None:
-            outcome = self._kept(need, candidates, named)
+        for tried in sharing.ways(need, self.sharing_policy):
+            outcome = self._kept(tried, candidates, named)
             if outcome.feasible:
-                return outcome
-        outcome = self._kept(dataclasses.replace(need, shared=False), candidates, named)
-        if shared and outcome.placement:
-            return dataclasses.replace(
-                outcome, notes=(sharing.why_whole(self.sharing_policy), *outcome.notes)
-            )
+                break
+        if need.shared and outcome.placement and not outcome.share:
+            why = sharing.why_whole(self.sharing_policy)
+            outcome = dataclasses.replace(outcome, notes=(why, *outcome.notes))
         return outcome
 
     def _kept(self, need: Need, candidates: int, named: int) -> Outcome:
@@ -137,8 +132,6 @@ class Planner:
         self, results: list[tuple[NodeClass, Result]], need: Need, candidates: int, named: int
     ) -> sharing.Choice | None:
         """What slices make of each class; None for a job that has none."""
-        if self.sharing_policy is None or not (need.shared or need.own_shards):
-            return None
         among = sharing.Among(self.inventory, candidates, named)
         return sharing.choose(results, need, self.sharing_policy, among)
 
@@ -223,7 +216,7 @@ class Planner:
     def _fewer_shards(self, need: Need, candidates: int, named: int) -> tuple[str, ...]:
         """The user's own option with the most shards that one card has."""
         results = [(c, r) for c, r in self._evaluate(need) if c.nodes & candidates]
-        choice = self._slices(results, need, candidates, named) if need.own_shards else None
+        choice = self._slices(results, need, candidates, named)
         most = sharing.largest(choice) if choice else 0
         fewer = dataclasses.replace(need, own_shards=most)
         if 0 < most < need.own_shards and self._kept(fewer, candidates, named).feasible:

@@ -155,12 +155,26 @@ class _Piece:
         return any(c.needed(memory) <= (shards or c.shards) <= c.shards for c in self.cards)
 
 
-def choose(results: Found, need: Need, policy: Policy, among: Among) -> Choice:
+def ways(need: Need, policy: Policy | None) -> Iterator[Need]:
+    """A need as it is tried: with a part of a GPU where that is allowed, then with whole ones."""
+    if policy is None and need.own_shards:
+        need = dataclasses.replace(need, own_shards=0)
+    if need.shared:
+        if policy is not None:
+            yield need
+        need = dataclasses.replace(need, shared=False)
+    yield need
+
+
+def choose(results: Found, need: Need, policy: Policy | None, among: Among) -> Choice | None:
     """The number of slices for a need, and each class's result with the check of its slices.
 
-    A number that the user's own option names is never changed. Otherwise the one is taken that
-    serves most nodes, of equals the one that takes least memory.
+    None for a job without slices, and on a site without. A number that the user's own option names
+    is never changed. Otherwise the one is taken that serves most nodes, of equals the one that
+    takes least memory.
     """
+    if policy is None or not (need.shared or need.own_shards):
+        return None
     pieces = _pieces(results, policy, among)
     if need.own_shards:
         shards = need.own_shards
