@@ -82,8 +82,8 @@ def slicing(
 
 
 def share_text(shards: int, slices: int, memory_mib: int, card: str | None) -> str:
-    """``3 of 31 slices of an L4 (2,160 MiB), shared, not isolated``; without a card, of any."""
-    if card is None:
+    """``3 of 31 slices of an L4 (2,160 MiB), shared, not isolated``; without a card, of any one."""
+    if not card:
         many = "s" * (shards > 1)
         return f"{shards} slice{many} of a GPU (at least {memory_mib:,} MiB), shared, not isolated"
     name = card.upper()

@@ -188,6 +188,13 @@ def test_the_payload_can_be_shown_but_the_words_say_it_is_unverified() -> None:
     assert token.read_unverified("crater-plan:1.WzFd.abc") is None  # [1] is no object
 
 
+def test_a_forged_payload_shows_only_what_could_be_a_plan() -> None:
+    forgery = {"g": "many", "h": [3], "w": None, "l": True, "e": 4, "i": "p\x1b[2J", "n": 8}
+    shown = token.read_unverified(forged(forgery, OTHER))
+    assert shown is not None
+    assert token.plan_fields(shown) == {"cpus": 8}
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.text(max_size=100))
 def test_no_comment_is_taken_for_a_plan(comment: str) -> None:
