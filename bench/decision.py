@@ -18,9 +18,11 @@ from crater_slurm.model.cluster import SlurmCluster, SlurmNode
 from crater_slurm.model.job import Job
 from crater_slurm.model.plan import Mode
 from crater_slurm.model.profile import NodeProfile
+from crater_slurm.model.slices import slicing
 from crater_slurm.placement import inventory, rules
 from crater_slurm.placement.need import join
 from crater_slurm.placement.planner import Planner
+from crater_slurm.placement.sharing import Policy
 from crater_slurm.scheduler.decide import Decider
 from crater_slurm.scheduler.state import View
 
@@ -34,6 +36,7 @@ REQUESTS = (
     "gpus=4 cpus=16 ssd-iops=800k ssd-latency=100us",
     "gpus=2 cpus=20 numa=strict",
     "gpus=16",
+    "gpus=1 cpus=4 gpu-memory=8GiB gpu-sharing=yes",
 )
 
 
@@ -71,13 +74,21 @@ def view(profiles: list[NodeProfile]) -> View:
         name="bench",
         version=(24, 11),
         default_partition="gpu",
-        gres_types=frozenset({"gpu", "membw", "nviops", "nvme"}),
+        gres_types=frozenset({"gpu", "shard", "membw", "nviops", "nvme"}),
         nodes=tuple(
-            SlurmNode(name=p.name, partitions=frozenset({"gpu"}), state="idle") for p in profiles
+            SlurmNode(name=p.name, partitions=frozenset({"gpu"}), state="idle", gres=gres_of(p))
+            for p in profiles
         ),
         time=time.time(),
     )
-    return View(cluster, Planner(inventory.build(cluster, profiles)), len(profiles))
+    planner = Planner(inventory.build(cluster, profiles), sharing_policy=Policy())
+    return View(cluster, planner, len(profiles))
+
+
+def gres_of(profile: NodeProfile) -> dict[str, int]:
+    """GPUs and their shards, as crater renders them."""
+    shards = sum(slicing(gpu.memory_mib or 0).usable for gpu in profile.gpus)
+    return {"gpu": len(profile.gpus), "shard": shards}
 
 
 def message(words: str) -> dict[str, str]:

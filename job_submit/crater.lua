@@ -275,7 +275,7 @@ end
 
 local function wanted(job, settings)
   return settings.ask == "always" or job.late ~= nil or text.mentions_crater(job.header)
-    or text.mentions_crater(job.comment)
+    or text.mentions_crater(job.comment) or fields.asks_for_shards(job.desc)
 end
 
 local function submit(job_desc, uid)

@@ -8,6 +8,7 @@ from typing import Any
 
 from crater_slurm.cli import observed_view
 from crater_slurm.model.request import BY_ATTRIBUTE
+from crater_slurm.model.slices import share_text
 
 
 def lines(
@@ -148,7 +149,11 @@ def _health(health: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _plan_words(plan: Mapping[str, Any]) -> Iterator[str]:
-    if plan.get("gpus"):
+    if plan.get("shards"):
+        yield share_text(
+            plan["shards"], plan.get("slices", 0), plan.get("gpu_memory_mib", 0), plan.get("card")
+        )
+    elif plan.get("gpus"):
         kind = f" ({plan['gpu_type']})" if plan.get("gpu_type") else ""
         yield f"{plan['gpus']} GPU{'s' * (plan['gpus'] > 1)}{kind}"
     if plan.get("cpus"):

@@ -63,9 +63,7 @@ class Output:
 @click.option(
     "--shard-reserve",
     type=click.IntRange(0),
-    default=1,
-    show_default=True,
-    help="Slices of each card that no job gets.",
+    help="Slices of each card that no job gets; default: sharing.reserve of the settings.",
 )
 @click.option("--no-features", is_flag=True, help="Publish no node features.")
 @click.option("--check", is_flag=True, help="Compare the live configuration; 1 if it differs.")
@@ -80,7 +78,7 @@ def render(
     source: Path | None,
     release: str | None,
     shards: bool,
-    shard_reserve: int,
+    shard_reserve: int | None,
     no_features: bool,
     check: bool,
     conf: Path | None,
@@ -96,9 +94,12 @@ def render(
     """
     from crater_slurm.slurm.node_gres import Choices
 
+    settings = loaded().settings
+    reserve = settings.sharing.reserve if shard_reserve is None else shard_reserve
     choices = Choices(
-        consume=loaded().settings.filter.consume,
-        shard_reserve=shard_reserve if shards else None,
+        consume=settings.filter.consume,
+        shard_reserve=reserve if shards else None,
+        shard_rounding=settings.sharing.rounding,
         features=not no_features,
         memory_margin=True,
     )
@@ -203,7 +204,7 @@ def _text(
         if why := node_gres.unwritable(profile):
             raise UsageError(why)
     groups = renderer.group(profiles, choices)
-    notes = renderer.socket_notes(groups)
+    notes = renderer.socket_notes(groups) + renderer.shard_notes(groups, choices)
     conf = renderer.SlurmConf(version=version, groups=groups, choices=choices)
     lines = conf.node_lines()  # refuses what this release can't have, in gres.conf too
     if what == "node-line":

@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, Field
 from crater_slurm.config.health import Health
 from crater_slurm.config.score import Score
 from crater_slurm.config.section import Section
+from crater_slurm.config.sharing import Sharing
 
 #: YAML 1.1 reads a bare ``off`` as false; here it is a word like the others.
 _OffIsAWord = BeforeValidator(lambda value: "off" if value is False else value)
@@ -324,6 +325,7 @@ class Settings(Section):
     slurm: Slurm = Slurm()
     store: Store = Store()
     filter: Filter = Filter()
+    sharing: Sharing = Sharing()
     score: Score = Score()
     scheduler: Scheduler = Scheduler()
     health: Health = Health()

@@ -13,12 +13,12 @@ from typing import Any
 import yaml
 
 from crater_slurm import paths
+from crater_slurm.config.sharing import Sharing
 from crater_slurm.lab import cgroups
 from crater_slurm.lab.inventory import Inventory
 from crater_slurm.lab.places import CONTROLLER, INSIDE, INSIDE_ROOT, LIBRARY, Folders
 from crater_slurm.lab.spec import LabSpec
-from crater_slurm.slurm import render
-from crater_slurm.slurm.node_gres import Choices
+from crater_slurm.slurm import node_gres, render
 from crater_slurm.store.codec import profile_to_dict
 
 _FIRST_PORT = 27101
@@ -67,8 +67,7 @@ def write_slurm(
     conf = render.SlurmConf(
         version=version,
         groups=groups,
-        # As crater render writes them: a plan prefers nodes by these.
-        choices=Choices(features=True),
+        choices=_choices(spec),
         # The machine has fewer cores than the nodes: what the file says counts.
         slurmd_parameters=("config_overrides",),
     )
@@ -85,7 +84,9 @@ def write_slurm(
     folders.slurm_conf.write_text(text)
     inside = Folders(INSIDE)
     (folders.etc / "gres.conf").write_text(
-        render.gres_conf(groups, devices=inside.devices, everywhere=len(groups) == 1)
+        render.gres_conf(
+            groups, _choices(spec), devices=inside.devices, everywhere=len(groups) == 1
+        )
     )
     kind = cgroups.hierarchy() if spec.cgroup else "none"
     (folders.etc / "cgroup.conf").write_text(
@@ -94,6 +95,19 @@ def write_slurm(
     )
     if spec.crater:
         shutil.copy(paths.share("job_submit") / "job_submit.lua", folders.etc)
+
+
+def _choices(spec: LabSpec) -> node_gres.Choices:
+    """As crater render writes them: a plan prefers nodes by their features.
+
+    GPUs are in shards where crater's settings for this lab share them.
+    """
+    sharing = Sharing.model_validate(spec.crater_conf.get("sharing", {}))
+    return node_gres.Choices(
+        features=True,
+        shard_reserve=None if sharing.allow == "off" else sharing.reserve,
+        shard_rounding=sharing.rounding,
+    )
 
 
 def _groups(spec: LabSpec, inventory: Inventory) -> list[render.NodeGroup]:

@@ -93,4 +93,5 @@ class SlurmCluster:
     reservations: tuple[Reservation, ...] = ()
     #: EnforcePartLimits: NO lets a job wait that its partitions don't allow, ANY and ALL refuse it.
     enforce_limits: str = "NO"
+    select_parameters: frozenset[str] = frozenset()
     time: float = 0.0

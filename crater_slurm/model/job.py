@@ -35,7 +35,10 @@ class GpuOption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """The options of one job (or het component). ``None`` means the user did not say."""
+    """The options of one job (or het component). ``None`` means the user did not say.
+
+    ``per_gpu`` are the options that say something for each whole GPU.
+    """
 
     user_id: int
     user_name: str = ""
@@ -47,6 +50,7 @@ class Job:
     tasks_per_node: int | None = None
     cpus_per_task: int | None = None
     cpus_per_gpu: int | None = None
+    per_gpu: tuple[str, ...] = ()
     min_cpus: int | None = None
     gpus: tuple[GpuOption, ...] = ()
     gres: dict[str, int] = field(default_factory=dict)

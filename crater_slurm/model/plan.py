@@ -74,7 +74,11 @@ class NodeScore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What the job is to get on each of its nodes. ``domains`` counts NUMA nodes; 0 is no limit."""
+    """What the job is to get on each of its nodes. ``domains`` counts NUMA nodes; 0 is no limit.
+
+    With ``shards`` the job has a part of one GPU: so many of the ``slices`` of a ``card``, in all
+    at least ``gpu_memory_mib``.
+    """
 
     id: str
     gpus: int = 0
@@ -88,6 +92,10 @@ class Plan:
     domains: int = 0
     precision: str | None = None
     checkpoint: str | None = None
+    shards: int = 0
+    slices: int = 0
+    gpu_memory_mib: int | None = None
+    card: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,10 +141,12 @@ class Placement:
     the number of NUMA nodes that the job must stay on, 0 when it need not (or uses them all);
     ``domain_gpus`` the GPUs on each of them, 0 when they can't share evenly. ``consume`` maps
     resource names (membw, nviops, nvme) to amounts. ``cores_are_threads``: ``cores`` counts
-    hardware threads; ``options_are_cores``: the CPUs of the user's options are cores.
+    hardware threads; ``options_are_cores``: the CPUs of the user's options are cores. With
+    ``shards`` the job has those of one GPU instead of ``gpus`` whole ones.
     """
 
     gpus: int = 0
+    shards: int = 0
     gpu_type: str | None = None
     cores: int = 0
     threads_per_core: int = 1

@@ -378,7 +378,7 @@ REQUIREMENTS: tuple[Requirement, ...] = (
         example="16GiB",
         minimum=1,
         maximum=16 * 2**20,
-        meaning="Memory that each GPU must have at least.",
+        meaning="Memory that each GPU must have at least; of a shared one, the job's part.",
     ),
     Requirement(
         key="gpu-type",

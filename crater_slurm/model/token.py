@@ -37,7 +37,13 @@ _SHORT = {
     "domains": "d",
     "precision": "p",
     "checkpoint": "c",
+    "shards": "h",
+    "slices": "l",
+    "gpu_memory_mib": "w",
+    "card": "e",
 }
+#: Those that are texts; the others are numbers.
+_TEXTS = frozenset({"id", "gpu_type", "numa", "precision", "checkpoint", "card"})
 
 
 class TokenError(Exception):
@@ -138,5 +144,19 @@ def verify(comment: str, keys: Sequence[bytes], user_id: int, cluster: str) -> S
 
 
 def plan_fields(payload: dict[str, Any]) -> dict[str, Any]:
-    """The plan's attributes in a token's payload, by their long names; for display."""
-    return {name: payload[short] for name, short in _SHORT.items() if short in payload}
+    """The plan's attributes in a token's payload, by their long names; for display.
+
+    Anybody may have written the payload, so what is no text or number where one belongs is left
+    out.
+    """
+    return {
+        name: payload[short]
+        for name, short in _SHORT.items()
+        if short in payload and _may_be(name, payload[short])
+    }
+
+
+def _may_be(name: str, value: Any) -> bool:
+    if name in _TEXTS:
+        return isinstance(value, str) and value.isprintable()
+    return type(value) in (int, float)

@@ -91,6 +91,7 @@ def build(
     """Every CRATER_ variable with its value; None is to be unset. ``folders`` are the job's cache
     folders by kind (checkpoint, dataset, temp), ``facts`` the node's GPUs by Slurm's index."""
     host = host_gpus(view)
+    part = plan if plan and is_shared(view, plan) else None
     uuids = [facts[i].uuid for i in host if i in facts]
     all_uuids = len(uuids) == len(host) and all(uuids)
     return {
@@ -98,6 +99,8 @@ def build(
         "CRATER_PRECISION": plan.precision if plan else None,
         "CRATER_GPU_IDS": _join(range(gpu_count(view))),
         "CRATER_GPU_IDS_HOST": _join(host),
+        "CRATER_GPU_SHARED": "1" if part else None,
+        "CRATER_GPU_MEMORY_MIB": str(part.gpu_memory_mib) if part else None,
         "CRATER_GPU_UUIDS": ",".join(u for u in uuids if u) if all_uuids and host else None,
         "CRATER_CPU_CORES": str(len(view.cpus)) if view.cpus else None,
         "CRATER_CPU_LIST": format_cpulist(view.cpus) or None,
@@ -107,6 +110,26 @@ def build(
         "CRATER_DATASET_PATH": folders.get("dataset"),
         "CRATER_CACHE_PATH": folders.get("temp"),
         "CRATER_TMPDIR": folders.get("temp"),
+    }
+
+
+def is_shared(view: TaskView, plan: Plan) -> bool:
+    """Whether the task has the part of a GPU that was planned; more GPUs are Slurm's word."""
+    return bool(plan.shards and plan.gpu_memory_mib) and len(view.job_gpus) == 1
+
+
+def mps_limits(view: TaskView, plan: Plan) -> dict[str, str | None]:
+    """What the CUDA MPS daemon shall keep each client of a task to; nothing for whole GPUs.
+
+    The memory limit counts devices as the client sees them, which has one. The share of threads is
+    that of the slices, rounded down so that all jobs of a card together have no more than it has.
+    """
+    if not is_shared(view, plan) or gpu_count(view) != 1:
+        return {}
+    percent = max(1, 100 * plan.shards // max(plan.slices, plan.shards))
+    return {
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={plan.gpu_memory_mib}M",
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(percent),
     }
 
 

@@ -46,6 +46,8 @@ def task_prolog(services: Services, request: Request) -> Answer:
     answer = Answer()
     percent = services.settings.node.preprocessing_percent
     variables = environment.build(view, plan, record.folders, services.gpus.all(), percent)
+    if plan and services.settings.sharing.mps:
+        variables |= environment.mps_limits(view, plan)
     answer.lines += environment.task_lines(variables)
     # Only now the step is there to look at, and the task must not wait for a record to be kept.
     answer.afterwards.append(lambda: _keep(services, record, task, given, view))

@@ -45,7 +45,10 @@ class NodeClass:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """All nodes that Slurm has, by make; nodes without a profile are ``unknown``."""
+    """All nodes that Slurm has, by make; nodes without a profile are ``unknown``.
+
+    ``shard_sets`` are the nodes by their number of shards in Slurm, none at all included.
+    """
 
     names: tuple[str, ...]
     makes: int
@@ -55,6 +58,7 @@ class Inventory:
     partitions: dict[str, int] = field(default_factory=dict)
     usable: int = 0
     feature_sets: tuple[tuple[frozenset[str], int], ...] = ()
+    shard_sets: tuple[tuple[int, int], ...] = ()
     default_partition: str | None = None
     index: dict[str, int] = field(default_factory=dict)
     in_maintenance: int = 0
@@ -74,6 +78,11 @@ class Inventory:
     @property
     def everything(self) -> int:
         return (1 << len(self.names)) - 1
+
+    @property
+    def without_shards(self) -> int:
+        """Nodes for which Slurm counts no shards."""
+        return dict(self.shard_sets).get(0, 0)
 
     def classes(self, need: Need) -> list[NodeClass]:
         """The nodes with a profile, in as few classes as this need can tell apart."""
@@ -112,12 +121,15 @@ def build(
     names = tuple(node.name for node in ordered)
     partitions: dict[str, int] = {}
     features: dict[frozenset[str], int] = {}
+    shards: dict[int, int] = {}
     unknown = usable = in_maintenance = 0
     for i, node in enumerate(ordered):
         bit = 1 << i
         for partition in node.partitions:
             partitions[partition] = partitions.get(partition, 0) | bit
         features[node.features] = features.get(node.features, 0) | bit
+        count = node.gres.get("shard", 0)
+        shards[count] = shards.get(count, 0) | bit
         if node.usable:
             usable |= bit
         if node.in_maintenance:
@@ -141,6 +153,7 @@ def build(
         partitions=partitions,
         usable=usable,
         feature_sets=tuple(features.items()),
+        shard_sets=tuple(shards.items()),
         default_partition=cluster.default_partition,
         index={name: i for i, name in enumerate(names)},
         in_maintenance=in_maintenance,

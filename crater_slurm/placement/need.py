@@ -44,6 +44,10 @@ class Need:
     ssd_latency_us: float | None = None
     cache_gb: int | None = None
     strict: bool = False
+    #: The job may have a part of its one GPU.
+    shared: bool = False
+    #: Shards on each node that the user's own option asks for.
+    own_shards: int = 0
 
     @property
     def cpus_in_options(self) -> bool:
@@ -99,6 +103,8 @@ def join(request: Request, job: Job) -> Joined:
             ssd_latency_us=request.ssd_latency_us,
             cache_gb=request.cache_gb,
             strict=strict,
+            shared=_shared(request, job, gpus, notes),
+            own_shards=_own_shards(job),
         ),
         tuple(notes),
     )
@@ -116,6 +122,33 @@ def _gpu_type(request: Request, types: set[str], notes: list[str]) -> str | None
 def any_shards(job: Job) -> bool:
     """Whether the user asked for GPU shards, which planning leaves to the user."""
     return any(g.shards for g in job.gpus)
+
+
+def _own_shards(job: Job) -> int:
+    """The most shards that an option asks for at once: per node, or for one task."""
+    return max((g.count for g in job.gpus if g.shards), default=0)
+
+
+def _shared(request: Request, job: Job, gpus: int, notes: list[str]) -> bool:
+    """Whether a part of a GPU will do; a note says what speaks against it where the user asked."""
+    if not request.gpu_sharing or any_shards(job):
+        return False
+    if job.gpus_per_node is not None:
+        against = "the option that asks for whole GPUs wins over it"
+    elif job.per_gpu:
+        against = f"Slurm takes {job.per_gpu[0]} for whole GPUs only"
+    elif job.exclusive:
+        against = "--exclusive wins over it"
+    elif request.mig:
+        against = f"mig={request.mig} is a part of a GPU already"
+    elif gpus != 1:
+        against = f"it is for jobs of one GPU, and this one has {gpus or 'none'}"
+    elif request.gpu_memory_mib is None:
+        against = "without gpu-memory nobody knows how much of a GPU to give"
+    else:
+        return True
+    notes.append(f"gpu-sharing=yes shares nothing: {against}")
+    return False
 
 
 def _gpus(request: Request, job: Job, notes: list[str]) -> int:

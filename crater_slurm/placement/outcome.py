@@ -9,6 +9,7 @@ from crater_slurm.model.plan import Condition, Placement, Plan
 from crater_slurm.model.profile import NodeProfile
 from crater_slurm.placement.need import Need
 from crater_slurm.placement.score import Ranked
+from crater_slurm.placement.sharing import Share
 
 FeaturePredicate = Callable[[frozenset[str]], bool]
 
@@ -32,9 +33,10 @@ class Scope:
 class Outcome:
     """The result of planning. ``plan`` is None when the job is refused (``feasible`` False).
 
-    ``passed`` and ``failed`` are node sets of the inventory, ``preferred`` those that suit best
-    (0: none more than another), of which any has one of ``prefer_features``; ``known`` False
-    means that no profile covers the nodes in question, so that crater has no say.
+    ``passed`` and ``failed`` are node sets of the inventory, ``unknown`` those of the failed that
+    have shards and no profile, ``preferred`` those that suit best (0: none more than another), of
+    which any has one of ``prefer_features``; ``known`` False means that no profile covers the nodes
+    in question, so that crater has no say.
     """
 
     need: Need
@@ -43,6 +45,7 @@ class Outcome:
     plan: Plan | None = None
     passed: int = 0
     failed: int = 0
+    unknown: int = 0
     ranked: tuple[Ranked, ...] = ()
     preferred: int = 0
     prefer_features: tuple[str, ...] = ()
@@ -54,6 +57,7 @@ class Outcome:
     nearest_have: tuple[str, ...] = ()
     nearest_profile: NodeProfile | None = None
     smallest_change: tuple[str, ...] = ()
+    share: Share | None = None
     notes: tuple[str, ...] = ()
     #: What is good to know and asks for nothing: kept for explain, not said at submission.
     facts: tuple[str, ...] = ()

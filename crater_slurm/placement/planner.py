@@ -15,7 +15,7 @@ from crater_slurm.model.cluster import SlurmCluster
 from crater_slurm.model.job import Job
 from crater_slurm.model.plan import Placement, Plan
 from crater_slurm.model.request import Request
-from crater_slurm.placement import advice, linked, reservations, score, site
+from crater_slurm.placement import advice, linked, reservations, score, sharing, site
 from crater_slurm.placement.check import Check
 from crater_slurm.placement.inventory import Inventory, NodeClass
 from crater_slurm.placement.need import Need, join
@@ -44,6 +44,8 @@ class Planner:
     inventory: Inventory
     preference: Preference = field(default_factory=Preference)
     refine: Callable[[Request], Request] = lambda request: request
+    #: How GPUs are shared; None where the site gives whole ones only.
+    sharing_policy: sharing.Policy | None = None
     _results: dict[Need, list[tuple[NodeClass, Result]]] = field(default_factory=dict)
     _outcomes: dict[tuple[Need, int, int], Outcome] = field(default_factory=dict)
     _ways_out: dict[Hashable, tuple[str, ...]] = field(default_factory=dict)
@@ -54,13 +56,7 @@ class Planner:
         joined = join(request, job)
         candidates = self._candidates(scope)
         named = self.inventory.name_set(scope.only or ())
-        key = (joined.need, candidates, named)
-        outcome = self._outcomes.get(key)
-        if outcome is None:
-            outcome = self._decide(joined.need, candidates, named)
-            if len(self._outcomes) >= _CACHE_SIZE:
-                self._outcomes.clear()
-            self._outcomes[key] = outcome
+        outcome = self._outcome_of(joined.need, candidates, named)
         if not outcome.feasible:
             change = self._way_out(outcome, request, job, candidates, named)
             outcome = dataclasses.replace(outcome, smallest_change=change)
@@ -75,6 +71,27 @@ class Planner:
         """The same on nodes whose partitions or reservations changed; what is known stays."""
         return dataclasses.replace(self, inventory=self.inventory.ruled(cluster))
 
+    def _outcome_of(self, need: Need, candidates: int, named: int) -> Outcome:
+        """The outcome of a need, worked out once; a part of a GPU where it may be and can be."""
+        for tried in sharing.ways(need, self.sharing_policy):
+            outcome = self._kept(tried, candidates, named)
+            if outcome.feasible:
+                break
+        if need.shared and outcome.placement and not outcome.share:
+            why = sharing.why_whole(self.sharing_policy)
+            outcome = dataclasses.replace(outcome, notes=(why, *outcome.notes))
+        return outcome
+
+    def _kept(self, need: Need, candidates: int, named: int) -> Outcome:
+        key = (need, candidates, named)
+        outcome = self._outcomes.get(key)
+        if outcome is None:
+            outcome = self._decide(need, candidates, named)
+            if len(self._outcomes) >= _CACHE_SIZE:
+                self._outcomes.clear()
+            self._outcomes[key] = outcome
+        return outcome
+
     def _decide(self, need: Need, candidates: int, named: int) -> Outcome:
         """The part that is the same for every job with this need among these nodes."""
         results = [
@@ -84,8 +101,12 @@ class Planner:
         ]
         if not results:
             return Outcome(need=need, feasible=True, known=False)
+        choice = self._slices(results, need, candidates, named)
+        results = choice.results if choice else results
         passing = [(c, r) for c, r in results if r.ok]
-        gres_type, passing = choose_type(passing, need, candidates, named)
+        gres_type = None
+        if choice is None:
+            gres_type, passing = choose_type(passing, need, candidates, named)
         if not named:
             passing = alike(passing, need, candidates, self.inventory.usable)
         passed = nodes_of(passing, candidates)
@@ -94,11 +115,13 @@ class Planner:
             feasible=enough(passed, need, named),
             passed=passed,
             failed=candidates & ~passed,
+            unknown=candidates & self.inventory.unknown & ~self.inventory.without_shards,
             conditions=conditions(results, candidates),
             excluded=excluded(results, candidates, self.inventory, passed, kinds(passing)),
         )
         if not outcome.feasible:
             return self._with_nearest(outcome, results, candidates)
+        share = choice.share(passing) if choice else None
         ranked = score.rank(passing, need, candidates, self.preference.weights)
         preferred = score.preferred(ranked, self.preference.tolerance)
         return dataclasses.replace(
@@ -106,11 +129,19 @@ class Planner:
             ranked=ranked,
             preferred=preferred,
             prefer_features=score.features_of(preferred, passed, self.inventory.feature_sets),
-            placement=_placement(need, passing, gres_type),
+            placement=_placement(need, passing, gres_type, share),
             domains=max((r.fit.count for _, r in passing if r.fit), default=0),
-            notes=self._notes(passing, need, passed),
             facts=linked.facts(self.inventory, passing, need, passed),
+            share=share,
+            notes=self._notes(passing, need, passed, share),
         )
+
+    def _slices(
+        self, results: list[tuple[NodeClass, Result]], need: Need, candidates: int, named: int
+    ) -> sharing.Choice | None:
+        """What slices make of each class; None for a job that has none."""
+        among = sharing.Among(self.inventory, candidates, named)
+        return sharing.choose(results, need, self.sharing_policy, among)
 
     def _candidates(self, scope: Scope) -> int:
         inventory = self.inventory
@@ -181,7 +212,7 @@ class Planner:
                 return changed.text
             return None
 
-        ways: tuple[str, ...] = ()
+        ways: tuple[str, ...] = self._fewer_shards(outcome.need, candidates, named)
         count = outcome.passed.bit_count()
         if 0 < count < outcome.need.nodes:
             fewer = dataclasses.replace(job, min_nodes=count)
@@ -191,15 +222,35 @@ class Planner:
             ways += advice.smallest_change(outcome.nearest_profile, outcome.need, told)
         return ways
 
+    def _fewer_shards(self, need: Need, candidates: int, named: int) -> tuple[str, ...]:
+        """The user's own option with the most shards that one card has."""
+        results = [(c, r) for c, r in self._evaluate(need) if c.nodes & candidates]
+        choice = self._slices(results, need, candidates, named)
+        most = sharing.largest(choice) if choice else 0
+        fewer = dataclasses.replace(need, own_shards=most)
+        if 0 < most < need.own_shards and self._kept(fewer, candidates, named).feasible:
+            return (f"--gres=shard:{most}",)
+        return ()
+
     def _passed(self, need: Need, candidates: int, named: int) -> int:
         """The candidates that can take a job of this need."""
         passing = [(c, r) for c, r in self._evaluate(need) if r.ok and c.nodes & candidates]
+        if need.own_shards and (choice := self._slices(passing, need, candidates, named)):
+            return nodes_of([(c, r) for c, r in choice.results if r.ok], candidates)
         return nodes_of(choose_type(passing, need, candidates, named)[1], candidates)
 
     def _notes(
-        self, passing: list[tuple[NodeClass, Result]], need: Need, passed: int
+        self,
+        passing: list[tuple[NodeClass, Result]],
+        need: Need,
+        passed: int,
+        share: sharing.Share | None,
     ) -> tuple[str, ...]:
-        notes = []
+        notes = (
+            list(sharing.notes(share, need, self.sharing_policy))
+            if share and self.sharing_policy
+            else []
+        )
         if not passed & (self.inventory.usable | self.inventory.in_maintenance):
             notes.append(
                 f"all {passed.bit_count()} nodes that can run this job are down or drained now"
@@ -242,7 +293,7 @@ def _shape(job: Job) -> Hashable:
 
 
 def _plan(plan_id: str, request: Request, outcome: Outcome) -> Plan:
-    need = outcome.need
+    need, share = outcome.need, outcome.share
     return Plan(
         id=plan_id,
         gpus=need.gpus,
@@ -256,11 +307,18 @@ def _plan(plan_id: str, request: Request, outcome: Outcome) -> Plan:
         domains=outcome.domains,
         precision=request.precision,
         checkpoint=request.checkpoint,
+        shards=share.shards if share else 0,
+        slices=share.slices if share else 0,
+        gpu_memory_mib=share.memory_mib if share else None,
+        card=share.card if share else None,
     )
 
 
 def _placement(
-    need: Need, passing: list[tuple[NodeClass, Result]], gres_type: str | None
+    need: Need,
+    passing: list[tuple[NodeClass, Result]],
+    gres_type: str | None,
+    share: sharing.Share | None,
 ) -> Placement:
     consume = {
         "membw": math.ceil(need.memory_bandwidth_gb_s or 0),
@@ -270,6 +328,7 @@ def _placement(
     keep_together = need.strict and not _whole_node(passing)
     return Placement(
         gpus=need.gpus,
+        shards=share.shards if share and need.shared else 0,
         gpu_type=gres_type,
         cores=0 if need.cpus is None or need.cpus_in_options else need.cpus,
         threads_per_core=max(c.profile.cpu.threads_per_core for c, _ in passing),

@@ -9,16 +9,17 @@ from __future__ import annotations
 import dataclasses
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from crater_slurm.errors import UsageError
 from crater_slurm.model import token
 from crater_slurm.model.directives import DirectiveError, Directives, parse_job
-from crater_slurm.model.job import Job, JobKind
+from crater_slurm.model.job import GpuOption, Job, JobKind
 from crater_slurm.model.plan import Decision, Mode, NodeScore, Plan, ScoreTerm, Verdict
 from crater_slurm.model.request import Request
+from crater_slurm.model.slices import share_text
 from crater_slurm.placement.outcome import Outcome, Scope
 from crater_slurm.scheduler import steering
 from crater_slurm.scheduler.health import Board
@@ -92,6 +93,14 @@ class Decider:
                 "where sbatch too stops reading directives"
             )
         mode = self._mode_of(directives.request)
+        if (
+            view is not None
+            and self.mode is Mode.ENFORCE
+            and not (directives and mode is self.mode)
+        ):
+            refused = self._impossible_shards(decision_id, message, view)
+            if refused:
+                return refused
         if not directives or mode is Mode.OFF:
             shown = notes if mode.rank >= Mode.ADVISE.rank else []
             return Answer(messages=[_ANYTHING + n for n in shown])
@@ -125,6 +134,32 @@ class Decider:
         )
         shown = words if self.mode.rank >= Mode.ADVISE.rank else []
         return Answer(reject=reject, messages=shown, log=list(error.problems), decision=decision)
+
+    def _impossible_shards(
+        self, decision_id: str, message: Mapping[str, str], view: View
+    ) -> Answer | None:
+        """Refusal of a job that would wait for ever for its --gres=shard, whoever wrote it.
+
+        Slurm lets it pend, and holds back every job behind it. Only what all its nodes are known
+        to lack is refused; everything else about such a job is none of ours.
+        """
+        if view.planner.sharing_policy is None:
+            return None
+        try:
+            job = job_from_fields(message)
+            scope = scope_of(job, self.clock())
+        except (ValueError, UsageError):
+            return None
+        shards = tuple(option for option in job.gpus if option.shards)
+        if not shards:
+            return None
+        bare = Job(user_id=job.user_id, user_name=job.user_name, gpus=shards)
+        outcome = view.planner.plan(decision_id, Request(), bare, scope)
+        if not outcome.known or outcome.passed or outcome.unknown:
+            return None
+        now = self.clock()
+        record = _record(decision_id, self.mode, now, Request(), job, outcome, view, message)
+        return _refusal(record, outcome, view, [], self.mode)
 
     def _planned(
         self,
@@ -250,9 +285,16 @@ def _options(job: Job) -> dict[str, Any]:
         if value in (None, "", (), {}, False) or entry.name in {"user_id", "user_name", "comment"}:
             continue
         if entry.name == "gpus":
-            value = [f"{g.count} per {g.scope}" + (f" {g.type}" if g.type else "") for g in value]
+            value = [" ".join(_gpu_words(g)) for g in value]
         shown[entry.name] = _kept(value)
     return shown
+
+
+def _gpu_words(option: GpuOption) -> Iterator[str]:
+    yield f"{option.count} shards" if option.shards else str(option.count)
+    yield f"per {option.scope}"
+    if option.type:
+        yield option.type
 
 
 def _kept(value: Any) -> Any:
@@ -405,6 +447,8 @@ def _summary(outcome: Outcome, together: bool) -> str:
     """``2 GPUs, 8 cores on one NUMA node``; the NUMA nodes only where Slurm will see to them."""
     need = outcome.need
     parts = [f"{need.gpus} GPU{'s' * (need.gpus > 1)}"] if need.gpus else []
+    if share := outcome.share:
+        parts = [share_text(share.shards, share.slices, share.memory_mib, share.card)]
     if need.cpus:
         word = "CPU" if need.cpus_are_threads else "core"
         parts.append(f"{need.cpus} {word}{'s' * (need.cpus > 1)}")

@@ -13,6 +13,7 @@ from crater_slurm.config import Settings
 from crater_slurm.model.plan import Mode
 from crater_slurm.placement import score
 from crater_slurm.placement.planner import Preference
+from crater_slurm.placement.sharing import Policy
 from crater_slurm.scheduler import replan
 from crater_slurm.scheduler.actions import Actor
 from crater_slurm.scheduler.decide import Decider
@@ -63,6 +64,7 @@ class Service:
                 weights=score.Weights(**settings.score.weights.model_dump()),
                 tolerance=settings.score.tolerance,
             ),
+            sharing_policy=_sharing_policy(settings),
         )
         self.recorder = Recorder(self.store, settings.store.keep_decisions_days)
         self.reports = Reports(self.store)
@@ -201,3 +203,11 @@ class Service:
         elif time.time() - view.cluster.time > 10 * self.settings.scheduler.refresh_seconds + 60:
             found.append("the picture of the cluster is old")
         return [problem for problem in dict.fromkeys(found) if problem]
+
+
+def _sharing_policy(settings: Settings) -> Policy | None:
+    """How this site shares GPUs; None when it does not."""
+    sharing = settings.sharing
+    if sharing.allow == "off":
+        return None
+    return Policy(rounding=sharing.rounding, reserve=sharing.reserve, mps=sharing.mps)

@@ -20,6 +20,7 @@ from crater_slurm.model.cluster import SlurmCluster
 from crater_slurm.model.profile import NodeProfile
 from crater_slurm.placement import inventory
 from crater_slurm.placement.planner import Planner, Preference
+from crater_slurm.placement.sharing import Policy
 from crater_slurm.slurm import hostlist
 from crater_slurm.slurm.client import Client
 from crater_slurm.store.repository import Store
@@ -30,6 +31,8 @@ _log = logging.getLogger("crater.scheduler.state")
 _STORE_POLL_SECONDS = 1.0
 #: Until Slurm answered once, it is asked this often: slurmctld may still be starting.
 _FIRST_POLL_SECONDS = 0.5
+#: With it Slurm may give a job shards of several GPUs, also where one would do.
+_SPREADS_SHARDS = "MULTIPLE_SHARING_GRES_PJ"
 #: Every node set that was put into words so far; a cluster has few distinct ones.
 _WORDED_SETS = 1024
 
@@ -69,6 +72,7 @@ class State:
         refresh_seconds: float,
         allow_declared: bool,
         preference: Preference | None = None,
+        sharing_policy: Policy | None = None,
     ) -> None:
         self.view: View | None = None
         self.problem: str = "the cluster has not been read yet"
@@ -77,6 +81,7 @@ class State:
         self._refresh_seconds = refresh_seconds
         self._allow_declared = allow_declared
         self._preference = preference or Preference()
+        self._sharing_policy = sharing_policy
         self._profiles: dict[str, NodeProfile] = {}
         self._version: int | None = None
         self._cluster: SlurmCluster | None = None
@@ -166,8 +171,11 @@ class State:
         built = inventory.build(
             cluster, list(self._profiles.values()), allow_declared=self._allow_declared
         )
+        policy = self._sharing_policy
+        if _SPREADS_SHARDS in cluster.select_parameters:
+            policy = None  # a slice's memory is of use on one card only
+        planner = Planner(built, self._preference, sharing_policy=policy)
         serial = self.view.serial + 1 if self.view else 1
-        planner = Planner(built, self._preference)
         self.view = View(cluster, planner, len(self._profiles), serial)
         self._stale = False
 
@@ -192,7 +200,7 @@ def _placed(cluster: SlurmCluster) -> tuple[object, ...]:
         (n.name, n.partitions, n.usable, n.in_maintenance, n.features, n.gres, n.gpu_types)
         for n in cluster.nodes
     ]
-    return cluster.default_partition, nodes
+    return cluster.default_partition, cluster.select_parameters, nodes
 
 
 def _rules(cluster: SlurmCluster) -> tuple[object, ...]:

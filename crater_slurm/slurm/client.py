@@ -84,6 +84,9 @@ class Client:
             name=config.get("ClusterName", ""),
             version=parse_version(config.get("SLURM_VERSION", "")),
             gres_types=frozenset(filter(None, config.get("GresTypes", "").split(","))),
+            select_parameters=frozenset(
+                filter(None, config.get("SelectTypeParameters", "").upper().split(","))
+            ),
             default_partition=self.default_partition(),
             now=begin,
         )
@@ -142,6 +145,7 @@ def parse_sinfo(
     name: str = "",
     version: tuple[int, int] = (0, 0),
     gres_types: frozenset[str] = frozenset(),
+    select_parameters: frozenset[str] = frozenset(),
     default_partition: str | None = None,
     now: float | None = None,
 ) -> SlurmCluster:
@@ -164,6 +168,7 @@ def parse_sinfo(
         gres_types=gres_types,
         time=time.time() if now is None else now,
         nodes=tuple(node for _, node in sorted(nodes.items())),
+        select_parameters=select_parameters,
     )
 
 

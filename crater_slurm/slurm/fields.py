@@ -16,6 +16,13 @@ _SCOPES = (
     ("tres_per_socket", GpuScope.SOCKET),
     ("tres_per_task", GpuScope.TASK),
 )
+#: What only jobs with whole GPUs may say; Slurm refuses it beside shards.
+_PER_GPU = {
+    "cpus_per_tres": "--cpus-per-gpu",
+    "mem_per_tres": "--mem-per-gpu",
+    "ntasks_per_gpu": "--ntasks-per-gpu",
+    "tres_bind": "--gpu-bind",
+}
 
 #: Keys of a filter message that planning reads, here and in the levers.
 PLANNING = (
@@ -77,6 +84,7 @@ def job_from_fields(message: Mapping[str, str]) -> Job:
         tasks_per_node=number("ntasks_per_node"),
         cpus_per_task=number("cpus_per_task"),
         cpus_per_gpu=per_gpu_cpus[0] if per_gpu_cpus else None,
+        per_gpu=tuple(option for name, option in _PER_GPU.items() if text(name)),
         min_cpus=number("min_cpus"),
         gpus=tuple(gpus),
         gres=others,

@@ -11,6 +11,8 @@ and 26.05:
   several tasks but the client was told neither nodes nor tasks per node.
 * Without GPUs, cores per socket, one socket per node and one task per socket, all three, keep one
   task on one socket; with less a job that takes a CountOnly gres straddles even on an empty node.
+* A job with shards has one GPU on each node, so enforce-binding alone keeps its cores on that GPU's
+  socket (22.05 to 26.05). Shards and GPUs in one request are refused, and so is anything per GPU.
 * Tasks on several nodes are shared out unevenly (15 cores here, 4 there) without tasks per node.
 * ``--prefer`` is tried first at each turn and dropped where no such node is free: the one lever
   that prefers nodes for a single job without ever keeping it waiting.
@@ -124,7 +126,9 @@ def _gres(
 ) -> None:
     """GPUs and consumed resources per node, added to what the user's own --gres says."""
     added: list[str] = []
-    if placement.gpus and not job.gpus:
+    if placement.shards and not job.gpus:
+        added.append(f"shard:{placement.shards}")
+    elif placement.gpus and not job.gpus:
         added.append(_gpu(placement.gpu_type, placement.gpus))
     for name, amount in placement.consume.items():
         if name in gres_names and name not in job.gres:
@@ -155,6 +159,10 @@ def _keep_together(
             return
         _one_socket_of_cores(placement, job, raw, result)
         return
+    if placement.shards:
+        result.flags.append("GRES_ENFORCE_BIND")
+        _on_as_many_nodes(placement, job, raw, result)
+        return
     option = job.gpus[0] if job.gpus else None
     # --gpus on one node is the same as per node; anything else is the user's own placement.
     per_node = (GpuScope.NODE, GpuScope.JOB) if placement.nodes == 1 else (GpuScope.NODE,)
@@ -171,6 +179,13 @@ def _keep_together(
     gpu_type = option.type if option else placement.gpu_type
     result.fields["tres_per_socket"] = f"gres{gres_style}{_gpu(gpu_type, placement.domain_gpus)}"
     result.fields["sockets_per_node"] = str(placement.domains)
+    _on_as_many_nodes(placement, job, raw, result)
+
+
+def _on_as_many_nodes(
+    placement: Placement, job: Job, raw: Mapping[str, str], result: Changes
+) -> None:
+    """What was said of one node holds for each: as many nodes as planned, tasks shared evenly."""
     result.together = True
     if job.min_nodes is None:
         result.fields["min_nodes"] = result.fields["max_nodes"] = str(placement.nodes)

@@ -14,9 +14,9 @@ from pathlib import Path
 from crater_slurm.errors import UsageError
 from crater_slurm.model.cpuset import format_cpulist
 from crater_slurm.model.profile import NodeProfile
+from crater_slurm.model.slices import Rounding, Slicing, slicing
 from crater_slurm.slurm import words
 from crater_slurm.slurm.layout import Layout, gpu_sockets
-from crater_slurm.slurm.shards import Slicing, slicing
 
 #: CountOnly gres that crater adds to a node; the settings' ``filter.consume`` may ask for fewer.
 COUNT_ONLY = ("membw", "nviops", "nvme")
@@ -27,13 +27,15 @@ DEVICES = Path("/dev")
 class Choices:
     """What an admin may choose of the rendered text.
 
-    ``shard_reserve`` is how many slices of each card are kept back, None for no shards at all.
+    ``shard_reserve`` is how many slices of each card are kept back, None for no shards at all, and
+    ``shard_rounding`` how the size of a slice is rounded.
     ``features`` publishes facts that no job consumes, ``memory_margin`` keeps RealMemory below
     what slurmd will count.
     """
 
     consume: Sequence[str] = COUNT_ONLY
     shard_reserve: int | None = None
+    shard_rounding: Rounding = "ceil"
     features: bool = False
     memory_margin: bool = False
 
@@ -89,7 +91,7 @@ def shards(profile: NodeProfile, choices: Choices) -> dict[int, Slicing]:
                 f"{profile.name}: the memory of GPU {gpu.index} is not known, so it can't be cut "
                 "into shards; run crater-probe there"
             )
-        found[gpu.index] = slicing(gpu.memory_mib, choices.shard_reserve)
+        found[gpu.index] = slicing(gpu.memory_mib, choices.shard_reserve, choices.shard_rounding)
         if found[gpu.index].usable < 1:
             raise UsageError(
                 f"{profile.name}: GPU {gpu.index} has no slice left for jobs "

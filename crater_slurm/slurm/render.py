@@ -127,6 +127,12 @@ def socket_notes(groups: Sequence[NodeGroup]) -> list[str]:
     ]
 
 
+def shard_notes(groups: Sequence[NodeGroup], choices: Choices) -> list[str]:
+    """How each kind of card is cut and what that loses; none without shards."""
+    sentences = (s for one in groups for s in shard_sentences(one.profile, choices))
+    return [f"Shards of {sentence}" for sentence in dict.fromkeys(sentences)]
+
+
 def _reason(profile: NodeProfile, unit: SocketUnit) -> str:
     each = layout(profile, unit).sockets // profile.cpu.sockets
     if unit is SocketUnit.L3:
@@ -194,12 +200,11 @@ def gres_conf(
     out, for a cluster of one make: slurmctld matches every name with every line otherwise.
     """
     lines: list[str] = []
-    notes = dict.fromkeys(socket_notes(groups))
+    notes = [*dict.fromkeys(socket_notes(groups)), *shard_notes(groups, choices)]
     for one, form in zip(groups, layouts(groups), strict=True):
         names = "" if everywhere else one.names
         lines += gres_lines(names, one.profile, form, choices, devices)
-        notes |= dict.fromkeys(f"Shards of {s}" for s in shard_sentences(one.profile, choices))
-    return template("gres.conf.j2", lines=lines, notes=list(notes))
+    return template("gres.conf.j2", lines=lines, notes=notes)
 
 
 def cgroup_conf(

@@ -31,7 +31,7 @@ fields.SENT = {
   "ntasks_per_socket", "ntasks_per_gpu", "cpus_per_task", "min_cpus", "min_mem_per_node",
   "min_mem_per_cpu", "features", "prefer", "exc_nodes", "req_nodes", "sockets_per_node",
   "cores_per_socket", "threads_per_core", "bitflags", "shared", "array_inx", "time_limit",
-  "qos", "account", "cpus_per_tres", "tres_bind", "reservation",
+  "qos", "account", "cpus_per_tres", "mem_per_tres", "tres_bind", "reservation",
 }
 
 -- Assignable by the answer, in the order of assignment. Whose job it is, what it runs and what it
@@ -100,6 +100,14 @@ function fields.text(source, name)
   if type(value) ~= "number" or not fields.in_range(value, kind) then return nil end
   if name == "bitflags" and value == 0 then return nil end
   return fields.decimal(value)
+end
+
+-- Does the job ask for shards? One that asks for more than a GPU has would wait for ever.
+function fields.asks_for_shards(source)
+  for _, name in ipairs({ "tres_per_node", "tres_per_job", "tres_per_socket", "tres_per_task" }) do
+    if (fields.text(source, name) or ""):find("shard", 1, true) then return true end
+  end
+  return false
 end
 
 -- "gres:gpu:2" on 22.05, "gres/gpu:2" later: the separator as this job's own strings show it.

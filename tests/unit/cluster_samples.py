@@ -26,6 +26,7 @@ from crater_slurm.model.profile import (
 from crater_slurm.placement import inventory
 from crater_slurm.placement.outcome import Outcome, Scope
 from crater_slurm.placement.planner import Planner
+from crater_slurm.placement.sharing import Policy
 from crater_slurm.scheduler.decide import Answer, Decider
 from crater_slurm.scheduler.state import View
 
@@ -122,6 +123,7 @@ def cluster(
     partitions: dict[str, str] | None = None,
     states: dict[str, str] | None = None,
     features: dict[str, set[str]] | None = None,
+    shards: dict[str, int] | None = None,
 ) -> SlurmCluster:
     """Slurm's view of these machines, and of ``names`` of which nobody knows the hardware."""
     everyone = [p.name for p in profiles] + list(names)
@@ -137,17 +139,23 @@ def cluster(
                 partitions=frozenset({(partitions or {}).get(name, "gpu")}),
                 state=(states or {}).get(name, "idle"),
                 features=frozenset((features or {}).get(name, ())),
+                gres={"shard": shards[name]} if shards and name in shards else {},
             )
             for name in everyone
         ),
     )
 
 
-def view(*profiles: NodeProfile, allow_declared: bool = True, **options: Any) -> View:
+def view(
+    *profiles: NodeProfile,
+    allow_declared: bool = True,
+    policy: Policy | None = None,
+    **options: Any,
+) -> View:
     """What the scheduler has in memory for these machines."""
     there = cluster(profiles, **options)
     built = inventory.build(there, profiles, allow_declared=allow_declared)
-    return View(there, Planner(built), len(profiles))
+    return View(there, Planner(built, sharing_policy=policy), len(profiles))
 
 
 def option(count: int, type_: str | None = None, scope: GpuScope = GpuScope.NODE) -> GpuOption:

@@ -27,9 +27,10 @@ from crater_slurm.model.health import NodeHealth
 from crater_slurm.model.observation import Observation
 from crater_slurm.model.plan import Decision, Mode, Verdict
 from crater_slurm.model.request import Request
+from crater_slurm.placement.sharing import Policy
 from crater_slurm.scheduler import api
 from crater_slurm.scheduler.health import Board
-from crater_slurm.scheduler.service import Service
+from crater_slurm.scheduler.service import Service, _sharing_policy
 from crater_slurm.scheduler.utilization import Utilization
 from crater_slurm.slurm import munge
 from crater_slurm.store.records import Grant, JobAction
@@ -382,6 +383,24 @@ def real(tmp_path: Path) -> Service:
             }
         )
     )
+
+
+@pytest.mark.parametrize(
+    ("sharing", "policy"),
+    [
+        ({}, None),
+        ({"mps": True}, None),
+        ({"allow": "shard"}, Policy()),
+        (
+            {"allow": "shard", "rounding": "nominal", "reserve": 2, "mps": True},
+            Policy(rounding="nominal", reserve=2, mps=True),
+        ),
+    ],
+)
+def test_gpus_are_shared_as_the_settings_say(
+    sharing: dict[str, object], policy: Policy | None
+) -> None:
+    assert _sharing_policy(Settings.model_validate({"sharing": sharing})) == policy
 
 
 def test_a_service_that_has_not_read_the_cluster_says_so_once(real: Service) -> None:

@@ -72,10 +72,11 @@ def test_mode_off_is_a_word_though_yaml_reads_false(file: Path, written: str) ->
 
 
 def test_off_works_from_the_environment_and_for_memory_binding_too(file: Path) -> None:
-    file.write_text("node: {memory_binding: off}")
+    file.write_text("node: {memory_binding: off}\nsharing: {allow: off}")
     found = load(file, {"CRATER_FILTER__MODE": "off"}).settings
     assert found.filter.mode == "off"
     assert found.node.memory_binding == "off"
+    assert found.sharing.allow == "off"
 
 
 def test_an_unknown_key_names_file_key_and_the_nearest_known_one(file: Path) -> None:

@@ -8,12 +8,13 @@ import re
 from typing import Any
 
 import pytest
-from cluster_samples import decide, gpus, node
+from cluster_samples import decide, decider, gpus, message, node, view
 from store_samples import rich_decision
 
 from crater_slurm.cli.explanation import lines
 from crater_slurm.model.plan import Mode
 from crater_slurm.model.profile import NvLink, Software
+from crater_slurm.placement.sharing import Policy
 from crater_slurm.store.decisions import decision_to_dict
 
 WHOLE = """\
@@ -58,6 +59,29 @@ def explained(words: str, *profiles: Any, mode: Mode = Mode.ENFORCE, **fields: s
 def test_a_planned_job_is_told_whole() -> None:
     shown = explained("gpus=2 cpus=8 numa=strict cache=200", node("n1"), node("c1", cards=()))
     assert shown + "\n" == WHOLE
+
+
+def test_a_part_of_a_gpu_is_told_as_one() -> None:
+    (card,) = gpus(0, model="l4", gres_type="l4", memory_mib=23034)
+    there = view(node(cards=(card,)), shards={"n1": 30}, policy=Policy())
+    words = message("gpus=1 gpu-memory=2GiB gpu-sharing=yes cpus=2")
+    decision = decider().decide(words, there).decision
+    assert decision is not None
+    shown = text(json.loads(json.dumps(decision_to_dict(decision))))
+    assert (
+        "Plan, per node: 3 of 31 slices of an L4 (2,160 MiB), shared, not isolated, 2 cores, "
+        "numa=best_effort"
+    ) in shown
+    assert re.search(r"✓ gpu-slices +3 slices of one GPU +30 of 720 MiB +1 of 1", shown)
+    assert "gres=shard:3" in shown
+    assert "Note: the job shares its GPU with others" in shown
+
+
+def test_own_shards_are_among_the_options() -> None:
+    decision = decide("cpus=2", node(), tres_per_node="gres/shard:3").decision
+    assert decision is not None
+    shown = text(json.loads(json.dumps(decision_to_dict(decision))))
+    assert "gpus=['3 shards per node']" in shown
 
 
 def test_a_refusal_is_told_with_what_failed_and_the_way_out() -> None:

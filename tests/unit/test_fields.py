@@ -66,6 +66,21 @@ def test_gpus_arrive_from_every_option_in_every_version_s_spelling(
     assert job(**{field: text}).gpus == (GpuOption(scope, 2, "a100"),)
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "option"),
+    [
+        ("cpus_per_tres", "gres/gpu:2", "--cpus-per-gpu"),
+        ("mem_per_tres", "gres:gpu:1024", "--mem-per-gpu"),
+        ("ntasks_per_gpu", "2", "--ntasks-per-gpu"),
+        ("tres_bind", "gres/gpu:closest", "--gpu-bind"),
+    ],
+)
+def test_what_is_said_for_each_gpu_is_known_by_its_option(
+    field: str, value: str, option: str
+) -> None:
+    assert job(**{field: value}).per_gpu == (option,)
+
+
 def test_22_05_shows_the_same_option_under_two_names_and_it_counts_once() -> None:
     assert job(gres="gres:gpu:2", tres_per_node="gres:gpu:2").gpus_per_node == 2
 

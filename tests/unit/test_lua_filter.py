@@ -702,6 +702,25 @@ def test_jobs_without_crater_are_not_sent_unless_the_site_says_always(
 
 
 @each_lua
+@pytest.mark.parametrize(
+    ("field", "value", "sent"),
+    [
+        ("tres_per_node", "gres:shard:3", True),
+        ("tres_per_node", "gres/gpu:1,gres/shard:3", True),
+        ("tres_per_task", "gres/shard:3", True),
+        ("tres_per_node", "gres/gpu:1", False),
+        ("features", "shard", False),
+    ],
+)
+def test_a_job_with_shards_is_sent_though_it_says_nothing_of_crater(
+    lua: str, field: str, value: str, sent: bool, lua_filter: Filter
+) -> None:
+    scenario = f"crater.submit(job({{{field} = {literal(value)}}}), {{}}, 1)" + EMIT_SENT
+    requests = asked(lua_filter.run(lua, scenario, with_answer(ACCEPTED)))
+    assert [request[f"field.{field}"] for request in requests] == [value] * sent
+
+
+@each_lua
 def test_kinds_and_components(lua: str, lua_filter: Filter) -> None:
     scenario = """
     crater.submit(job({comment = "crater"}), {}, 1)

@@ -36,6 +36,8 @@ def test_a_job_with_host_gpus_2_and_3_sees_0_and_1() -> None:
         "CRATER_PRECISION": "bf16",
         "CRATER_GPU_IDS": "0,1",
         "CRATER_GPU_IDS_HOST": "2,3",
+        "CRATER_GPU_SHARED": None,
+        "CRATER_GPU_MEMORY_MIB": None,
         "CRATER_GPU_UUIDS": "GPU-0002,GPU-0003",
         "CRATER_CPU_CORES": "4",
         "CRATER_CPU_LIST": "0-3",
@@ -50,6 +52,43 @@ def test_a_job_with_host_gpus_2_and_3_sees_0_and_1() -> None:
         "CRATER_TMPDIR": "/crater-cache/temp/c1/7",
     }
     assert "CUDA_VISIBLE_DEVICES" not in found
+
+
+SLICES = Plan(id="p1", gpus=1, shards=3, slices=31, gpu_memory_mib=2160, card="l4")
+
+
+def test_a_job_with_slices_is_told_its_share() -> None:
+    found = build(view(job_gpus=(2,), visible="0"), SLICES, {}, FACTS)
+    assert (found["CRATER_GPU_SHARED"], found["CRATER_GPU_MEMORY_MIB"]) == ("1", "2160")
+    assert found["CRATER_GPU_IDS_HOST"] == "2"
+    assert not [name for name in found if name.startswith("CUDA_")]
+
+
+@pytest.mark.parametrize("gpus", [(), (0, 1)])
+def test_slurm_s_gpus_win_over_the_planned_share(gpus: tuple[int, ...]) -> None:
+    found = build(view(job_gpus=gpus), SLICES, {}, FACTS)
+    assert found["CRATER_GPU_SHARED"] is None
+    assert found["CRATER_GPU_MEMORY_MIB"] is None
+    assert environment.mps_limits(view(job_gpus=gpus, visible="0"), SLICES) == {}
+
+
+def test_mps_limits_memory_and_threads_of_the_one_device_that_a_client_sees() -> None:
+    task = view(job_gpus=(2,), visible="0")
+    assert environment.mps_limits(task, SLICES) == {
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=2160M",
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "9",  # 3 of 31, rounded down
+    }
+    assert environment.mps_limits(view(job_gpus=(2,), visible=""), SLICES) == {}
+    assert environment.mps_limits(task, Plan(id="p1", gpus=1)) == {}
+
+
+def test_the_threads_of_all_jobs_of_a_card_are_never_more_than_it_has() -> None:
+    for shards in range(1, 32):
+        plan = Plan(id="p1", gpus=1, shards=shards, slices=31, gpu_memory_mib=720 * shards)
+        limits = environment.mps_limits(view(job_gpus=(0,), visible="0"), plan)
+        percent = int(limits["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] or 0)
+        assert percent >= 1
+        assert percent * (31 // shards) <= 100
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from crater_slurm.model.profile import Cpu, NodeProfile, NumaKind, NvLink, Nvme
 from crater_slurm.slurm import node_gres, render
 from crater_slurm.slurm.node_gres import Choices
 from crater_slurm.slurm.published import features
-from crater_slurm.slurm.shards import slicing
 
 SHARDS = Choices(shard_reserve=1)
 ONE = Cpu(sockets=1, cores_per_socket=4)
@@ -173,50 +172,6 @@ def test_needs_that_exclude_each_other_need_slurm_25_11() -> None:
 # --- shards
 
 
-@pytest.mark.parametrize(
-    ("memory_mib", "slice_mib", "slices", "usable", "waste_mib"),
-    [
-        (12288, 512, 24, 23, 0),
-        (15360, 512, 30, 29, 0),
-        (16384, 512, 32, 31, 0),
-        (23028, 720, 31, 30, 708),
-        (23034, 720, 31, 30, 714),
-        (24576, 768, 32, 31, 0),
-        (32768, 1024, 32, 31, 0),
-        (40960, 1280, 32, 31, 0),
-        (46068, 1440, 31, 30, 1428),
-        (81559, 2549, 31, 30, 2540),
-        (81920, 2560, 32, 31, 0),
-        (95830, 2995, 31, 30, 2985),
-        (143771, 4493, 31, 30, 4488),
-        (183359, 5730, 31, 30, 5729),
-    ],
-    ids=[
-        "P100-12",
-        "T4",
-        "V100-16",
-        "A10",
-        "L4",
-        "A30",
-        "V100-32",
-        "A100-40",
-        "L40S",
-        "H100",
-        "A100-80",
-        "H100-NVL",
-        "H200",
-        "B200",
-    ],
-)
-def test_the_granularity_rule(
-    memory_mib: int, slice_mib: int, slices: int, usable: int, waste_mib: int
-) -> None:
-    cut = slicing(memory_mib)
-    assert (cut.slice_mib, cut.slices, cut.usable, cut.waste_mib) == (
-        *(slice_mib, slices, usable, waste_mib),
-    )
-
-
 def test_each_card_has_a_line_with_its_own_count_and_the_waste_is_told() -> None:
     gpus = (gpu(0, memory_mib=40960, model="a100"), gpu(1, memory_mib=23034, model="l4"))
     made = profile(numa(0, "0-3", 0), cpu=ONE, gpus=gpus)
@@ -228,8 +183,8 @@ def test_each_card_has_a_line_with_its_own_count_and_the_waste_is_told() -> None
     ]
     text = render.gres_conf([render.NodeGroup("n1", made)], SHARDS)
     assert (
-        "# Shards of l4: 23034 MiB = 31 slices of 720 MiB, 1 kept back, 30 usable; "
-        "714 MiB (3.1 %) lost to rounding." in text.splitlines()
+        "# Shards of l4: 23034 MiB = 31 slices of 720 MiB, 1 kept back (720 MiB, 3.1 %), 30 usable; "
+        "714 MiB, 3.1 % lost to rounding." in text.splitlines()
     )
     groups = [render.NodeGroup("n1", made)]
     assert render.gres_types(groups, SHARDS) == ["gpu", "shard"]

@@ -78,6 +78,24 @@ def test_shards_only_when_asked(run: Run) -> None:
     assert "NodeName=g[1-2] Name=shard Count=30 File=/dev/nvidia1" in text.splitlines()
 
 
+@pytest.mark.parametrize("what", ["slurm.conf", "gres.conf", "node-line"])
+def test_what_a_card_loses_is_told_beside_the_text(run: Run, what: str) -> None:
+    told = run(what, "--slurm", "24.11", "--shards").stderr.splitlines()
+    assert told[-1] == (
+        "note: Shards of a100: 40960 MiB = 32 slices of 1280 MiB, 1 kept back (1280 MiB, 3.1 %), "
+        "31 usable; 0 MiB, 0.0 % lost to rounding"
+    )
+    assert "Shards" not in run(what, "--slurm", "24.11").stderr
+
+
+def test_shards_are_cut_as_the_settings_say(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CRATER_SHARING__RESERVE", "4")
+    text = run("gres.conf", "--slurm", "24.11", "--shards").stdout
+    assert "NodeName=g[1-2] Name=shard Count=28 File=/dev/nvidia1" in text.splitlines()
+    text = run("gres.conf", "--slurm", "24.11", "--shards", "--shard-reserve", "0").stdout
+    assert "NodeName=g[1-2] Name=shard Count=32 File=/dev/nvidia1" in text.splitlines()
+
+
 def test_the_release_is_asked_of_slurm(run: Run, tmp_path: Path) -> None:
     program(tmp_path, "sinfo", "echo slurm-wlm 26.05.5")
     assert run("slurm.conf").stdout.startswith("# crater-slurm: what Slurm 26.05 needs")

@@ -168,6 +168,7 @@ def slurm(tmp_path: Path) -> Client:
         "scontrol",
         "cat <<'END'\nConfiguration data as of now\nClusterName             = hpc\n"
         "GresTypes               = gpu,membw\nSLURM_VERSION           = 24.11.5\n"
+        "SelectTypeParameters    = CR_Core_Memory,MULTIPLE_SHARING_GRES_PJ\n"
         "SlurmctldParameters     = (null)\n\nSlurmctld(primary) at ctl is UP\nEND",
     )
     script(
@@ -182,6 +183,7 @@ def test_the_cluster_is_read_with_its_name_version_and_default(slurm: Client) ->
     found = slurm.cluster()
     assert (found.name, found.version, found.default_partition) == ("hpc", (24, 11), "gpu")
     assert found.gres_types == {"gpu", "membw"}
+    assert found.select_parameters == {"CR_CORE_MEMORY", "MULTIPLE_SHARING_GRES_PJ"}
     assert [n.name for n in found.nodes] == ["n1"]
     assert found.time > 0
 

@@ -19,6 +19,7 @@ from crater_slurm.model.profile import NodeProfile
 from crater_slurm.model.request import Request
 from crater_slurm.placement.need import Need
 from crater_slurm.placement.planner import Planner, Scope
+from crater_slurm.placement.sharing import Policy
 from crater_slurm.scheduler import state as state_module
 from crater_slurm.scheduler.state import State
 from crater_slurm.store.repository import Snapshot
@@ -92,6 +93,38 @@ def test_a_refresh_joins_slurm_s_nodes_with_their_profiles(state: State) -> None
     assert state.view.profiles == 2
     assert state.view.planner.inventory.names == ("n1", "n2")
     assert state.view.planner.inventory.unknown == 0
+
+
+def test_the_site_s_way_of_sharing_reaches_the_planner(slurm: FakeSlurm, store: FakeStore) -> None:
+    policy = Policy(reserve=2)
+    state = State(
+        slurm,  # type: ignore[arg-type]
+        store.opened,  # type: ignore[arg-type]
+        refresh_seconds=0,
+        allow_declared=True,
+        sharing_policy=policy,
+    )
+    state.refresh()
+    assert state.view is not None
+    assert state.view.planner.sharing_policy == policy
+
+
+def test_nothing_is_shared_where_slurm_may_spread_a_job_s_shards(
+    slurm: FakeSlurm, store: FakeStore
+) -> None:
+    state = State(
+        slurm,  # type: ignore[arg-type]
+        store.opened,  # type: ignore[arg-type]
+        refresh_seconds=0,
+        allow_declared=True,
+        sharing_policy=Policy(),
+    )
+    state.refresh()
+    spreads = frozenset({"CR_CORE", "MULTIPLE_SHARING_GRES_PJ"})
+    slurm.found = dataclasses.replace(slurm.found, select_parameters=spreads)
+    state.refresh()
+    assert state.view is not None
+    assert state.view.planner.sharing_policy is None
 
 
 def test_while_nothing_changes_the_planner_stays_and_the_picture_is_as_young_as_slurm_s_word(

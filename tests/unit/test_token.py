@@ -30,6 +30,10 @@ PLAN = Plan(
     domains=1,
     precision="bf16",
     checkpoint="/project/ckpt",
+    shards=3,
+    slices=31,
+    gpu_memory_mib=2160,
+    card="l4",
 )
 SIGNED = token.SignedPlan(PLAN, user_id=1000, cluster="hpc", issued=1_700_000_000, array=True)
 
@@ -55,6 +59,21 @@ def test_every_field_of_a_plan_travels() -> None:
     assert set(token._SHORT) == {f.name for f in dataclasses.fields(Plan)}
     assert len(set(token._SHORT.values()) | {"u", "z", "t", "r"}) == len(token._SHORT) + 4
     assert all(getattr(PLAN, f.name) for f in dataclasses.fields(Plan)), "the sample lacks one"
+
+
+def test_a_plan_of_before_gpus_were_shared_is_still_read() -> None:
+    older = {"i": "0123456789ab", "g": 1, "a": "strict", "u": 1000, "z": "hpc", "t": 1}
+    signed = token.verify(forged(older, KEY), [KEY], 1000, "hpc")
+    assert signed is not None
+    assert signed.plan == Plan(id="0123456789ab", gpus=1, numa="strict")
+    assert (signed.plan.shards, signed.plan.gpu_memory_mib) == (0, None)
+
+
+def test_what_a_later_version_adds_to_a_plan_is_passed_over() -> None:
+    later = {"i": "0123456789ab", "h": 3, "Q": "new", "u": 1000, "z": "hpc", "t": 1}
+    signed = token.verify(forged(later, KEY), [KEY], 1000, "hpc")
+    assert signed is not None
+    assert signed.plan == Plan(id="0123456789ab", shards=3)
 
 
 def test_the_user_s_own_comment_stands_around_it_unharmed() -> None:
@@ -157,7 +176,7 @@ def test_fields_that_are_not_set_are_not_sent() -> None:
 
 
 def test_a_token_leaves_most_of_the_comment_to_the_user() -> None:
-    assert len(token.sign(SIGNED, KEY)) <= 300
+    assert len(token.sign(SIGNED, KEY)) <= 320
     assert len(token.sign(token.SignedPlan(Plan(id="0" * 12), 1000, "hpc", 1), KEY)) <= 140
 
 
@@ -167,6 +186,13 @@ def test_the_payload_can_be_shown_but_the_words_say_it_is_unverified() -> None:
     assert token.plan_fields(shown) == dataclasses.asdict(PLAN)
     assert token.read_unverified("crater-plan:1.bm9uZQ.abc") is None  # "none" is no JSON
     assert token.read_unverified("crater-plan:1.WzFd.abc") is None  # [1] is no object
+
+
+def test_a_forged_payload_shows_only_what_could_be_a_plan() -> None:
+    forgery = {"g": "many", "h": [3], "w": None, "l": True, "e": 4, "i": "p\x1b[2J", "n": 8}
+    shown = token.read_unverified(forged(forgery, OTHER))
+    assert shown is not None
+    assert token.plan_fields(shown) == {"cpus": 8}
 
 
 @settings(max_examples=200, deadline=None)
