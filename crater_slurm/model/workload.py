@@ -6,9 +6,18 @@ and framework, and says so.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from crater_slurm.model.request import Request
+
+#: Settings of a workload that directives state.
+STATED = (
+    *("model", "parameters", "method", "task", "framework", "precision", "quantization"),
+    *("optimizer", "lora_rank", "micro_batch", "sequence_length", "activation_checkpointing"),
+    *("sharding", "tensor_parallel", "pipeline_parallel", "gpus"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +127,17 @@ class Workload:
         """By this, peaks seen of one job are compared with another: model, method, framework."""
         parts = (self.model or self.parameters or "", self.method or "", self.framework or "")
         return "|".join(str(part).strip().lower() for part in parts)
+
+
+def stated(workload: Workload) -> dict[str, object]:
+    """What directives say of a workload, as JSON data: by this one run is compared with another."""
+    return {name: value for name in STATED if (value := getattr(workload, name)) is not None}
+
+
+def workload_from(settings: Mapping[str, object]) -> Workload:
+    """The workload of such data; names that this version does not know are left out."""
+    known: dict[str, Any] = {name: settings[name] for name in STATED if name in settings}
+    return Workload(**known)
 
 
 def workload_of(request: Request, gpus: int) -> Workload | None:

@@ -20,7 +20,7 @@ from crater_slurm.errors import StoreError, UsageError
 from crater_slurm.model.observation import FIGURES, Observation, key_of
 from crater_slurm.model.plan import Decision
 from crater_slurm.model.request import Request
-from crater_slurm.model.workload import Workload, workload_of
+from crater_slurm.model.workload import Workload, stated, workload_of
 from crater_slurm.scheduler.recorder import Recorder
 from crater_slurm.store.repository import Store
 
@@ -184,12 +184,7 @@ def settings_of(decision: Decision) -> _Known:
     workload = workload_of(Request(**given), gpus)
     if workload is None:
         return None, {}
-    settings = {
-        entry.name: getattr(workload, entry.name)
-        for entry in dataclasses.fields(workload)
-        if entry.name != "architecture" and getattr(workload, entry.name) is not None
-    }
-    return key_of(workload), settings
+    return key_of(workload), stated(workload)
 
 
 def _checked(figures: Mapping[str, Any]) -> dict[str, Any]:

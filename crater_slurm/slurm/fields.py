@@ -26,11 +26,13 @@ _PER_GPU = {
 
 #: Keys of a filter message that planning reads, here and in the levers.
 PLANNING = (
-    *("uid", "kind", "het", "gres_style", "field.gres", "field.ntasks_per_gpu"),
-    *("field.ntasks_per_socket", "field.threads_per_core", "field.cpus_per_tres"),
+    *("uid", "kind", "het", "gres_style", "field.gres"),
+    *("field.ntasks_per_socket", "field.threads_per_core"),
     *("field.num_tasks", "field.ntasks_per_node", "field.cpus_per_task", "field.min_cpus"),
     *("field.min_nodes", "field.max_nodes", "field.min_mem_per_node", "field.min_mem_per_cpu"),
     *("field.features", "field.exc_nodes", "field.req_nodes", "field.shared", "field.partition"),
+    *("field.prefer", "field.reservation", "field.time_limit"),
+    *(f"field.{name}" for name in _PER_GPU),
     *("field.sockets_per_node", "field.cores_per_socket", "field.bitflags", "field.array_inx"),
     *(f"field.{name}" for name, _ in _SCOPES),
 )

@@ -127,6 +127,7 @@ def test_the_unit_is_in_the_name(field: str, unit: str) -> None:
 
 #: Plain numbers: names of things, and how many of them there are.
 NUMBERS = {
+    "xid",
     *("index", "id", "peer", "socket", "numa_node", "width", "load", "time"),
     *("sockets", "cores_per_socket", "threads_per_core"),
     *("ecc_uncorrected", "ecc_corrected", "critical_warning"),
