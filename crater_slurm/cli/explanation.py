@@ -9,6 +9,7 @@ from typing import Any
 from crater_slurm.cli import observed_view
 from crater_slurm.model.request import BY_ATTRIBUTE
 from crater_slurm.model.slices import share_text
+from crater_slurm.model.units import format_mib
 
 
 def lines(
@@ -76,6 +77,7 @@ def _decision(decision: Mapping[str, Any]) -> Iterator[str]:
         for example, count, reason in decision.get("excluded", ()):
             who = example if count == 1 else f"{count} nodes such as {example}"
             yield f"  not {who}: {reason}"
+    yield from _prediction(decision.get("prediction", {}))
     if scores := decision.get("scores"):
         yield ""
         yield from _scores(scores)
@@ -116,6 +118,29 @@ def _conditions(conditions: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             f"  {mark} "
             + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         )
+
+
+def _prediction(found: Mapping[str, Any]) -> Iterator[str]:
+    """What was predicted of the workload: the interval, what decided, each term."""
+    if "expected_mib" not in found:
+        return
+    yield ""
+    source = {"observed": f"corrected by {found.get('peaks', 0)} peaks that were seen"}
+    yield (
+        f"Predicted for each GPU: {format_mib(found['expected_mib'])} "
+        f"({format_mib(found['lower_mib'])} to {format_mib(found['upper_mib'])}), "
+        f"{found['model']} with {found['recipe']}, "
+        f"{source.get(found['decided_by'], 'by ' + found['decided_by'])}"
+    )
+    for term in found.get("terms", ()):
+        yield f"  {format_mib(term['mib']):>10}  {term['name']}: {term['why']}"
+    for need in found.get("host", ()):
+        yield (
+            f"  {need['expected']:>7g} {need['unit']}  {need['name']} of the host "
+            f"({need['lower']:g} to {need['upper']:g})"
+        )
+    for assumed in found.get("assumed", ()):
+        yield f"  assumed: {assumed}"
 
 
 def _scores(scores: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 
 from crater_slurm.config.health import Health
+from crater_slurm.config.prediction import Prediction
 from crater_slurm.config.score import Score
 from crater_slurm.config.section import Section
 from crater_slurm.config.sharing import Sharing
@@ -326,6 +327,7 @@ class Settings(Section):
     store: Store = Store()
     filter: Filter = Filter()
     sharing: Sharing = Sharing()
+    prediction: Prediction = Prediction()
     score: Score = Score()
     scheduler: Scheduler = Scheduler()
     health: Health = Health()

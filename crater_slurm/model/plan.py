@@ -126,6 +126,7 @@ class Decision:
     environment: dict[str, str] = field(default_factory=dict)
     messages: tuple[str, ...] = ()
     health: dict[str, object] = field(default_factory=dict)
+    prediction: dict[str, object] = field(default_factory=dict)
     facts: tuple[str, ...] = ()
     duration_us: float = 0.0
     #: The filter's message as far as planning reads it, whole, so that the job can be planned

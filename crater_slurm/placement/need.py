@@ -6,6 +6,7 @@ and the user is told, because scripts are often reused with other options on the
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from crater_slurm.model.job import GpuScope, Job
@@ -27,6 +28,8 @@ class Need:
     #: The user's own GPU option names no type, and it is not ours to add one.
     untyped: bool = False
     gpu_memory_mib: int | None = None
+    #: What a card is preferred for, beyond what it must have: the upper bound of a prediction.
+    gpu_memory_wanted_mib: int | None = None
     precision: str | None = None
     tensor_cores: bool = False
     mig: str | None = None
@@ -58,6 +61,21 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True)
+class Expected:
+    """What is predicted of each GPU: no card with less than ``least_mib`` can hold the work, one
+    with ``wanted_mib`` will."""
+
+    least_mib: int
+    wanted_mib: int
+
+    def refine(self, request: Request) -> Request:
+        """The request with the memory that each GPU must have; of a shared one, what it takes."""
+        own = request.gpu_memory_mib
+        least = self.wanted_mib if own is None and request.gpu_sharing else self.least_mib
+        return dataclasses.replace(request, gpu_memory_mib=max(own or 0, least) or None)
+
+
+@dataclass(frozen=True, slots=True)
 class Joined:
     """The need, and a sentence for each directive that an option overrode."""
 
@@ -65,9 +83,14 @@ class Joined:
     notes: tuple[str, ...] = ()
 
 
-def join(request: Request, job: Job) -> Joined:
-    """Need of a job whose user wrote ``request`` and ``job``'s options."""
+def join(request: Request, job: Job, expected: Expected | None = None) -> Joined:
+    """Need of a job whose user wrote ``request`` and ``job``'s options, of which so much is
+    ``expected``. A prediction alone asks for no GPU."""
     notes: list[str] = []
+    if expected and (request.gpus or request.gpu_memory_mib or request.gpu_type or job.gpus):
+        request = expected.refine(request)
+    else:
+        expected = None
     gpus = _gpus(request, job, notes)
     strict = request.numa == "strict" and not job.exclusive
     if request.numa == "strict" and job.exclusive:
@@ -88,6 +111,7 @@ def join(request: Request, job: Job) -> Joined:
             gres_type=next(iter(types)) if len(types) == 1 and gpus else None,
             untyped=bool(gpus) and job.gpus_per_node is not None and len(types) != 1,
             gpu_memory_mib=request.gpu_memory_mib if gpu_needs else None,
+            gpu_memory_wanted_mib=expected.wanted_mib if expected and gpu_needs else None,
             precision=request.precision if gpu_needs else None,
             tensor_cores=bool(request.tensor_cores) and gpu_needs,
             mig=_mig(request, job, notes) if gpus else None,

@@ -7,18 +7,24 @@ set operations only.
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 from crater_slurm.model.cluster import SlurmCluster
 from crater_slurm.model.job import Job
-from crater_slurm.model.plan import Placement, Plan
 from crater_slurm.model.request import Request
-from crater_slurm.placement import advice, linked, reservations, score, sharing, site
+from crater_slurm.placement import (
+    advice,
+    linked,
+    planned,
+    reservations,
+    score,
+    sharing,
+    site,
+    ways_out,
+)
 from crater_slurm.placement.check import Check
 from crater_slurm.placement.inventory import Inventory, NodeClass
-from crater_slurm.placement.need import Need, join
+from crater_slurm.placement.need import Expected, Need, join
 from crater_slurm.placement.outcome import Outcome, Scope
 from crater_slurm.placement.rules import Result, evaluate
 from crater_slurm.placement.selection import alike, choose_type, kinds
@@ -39,31 +45,37 @@ class Preference:
 
 @dataclass(slots=True)
 class Planner:
-    """Plans jobs on one inventory. ``refine`` may replace a request by a predicted one."""
+    """Plans jobs on one inventory."""
 
     inventory: Inventory
     preference: Preference = field(default_factory=Preference)
-    refine: Callable[[Request], Request] = lambda request: request
     #: How GPUs are shared; None where the site gives whole ones only.
     sharing_policy: sharing.Policy | None = None
     _results: dict[Need, list[tuple[NodeClass, Result]]] = field(default_factory=dict)
     _outcomes: dict[tuple[Need, int, int], Outcome] = field(default_factory=dict)
-    _ways_out: dict[Hashable, tuple[str, ...]] = field(default_factory=dict)
+    _ways_out: dict[ways_out.Key, tuple[str, ...]] = field(default_factory=dict)
 
-    def plan(self, plan_id: str, request: Request, job: Job, scope: Scope) -> Outcome:
+    def plan(
+        self,
+        plan_id: str,
+        request: Request,
+        job: Job,
+        scope: Scope,
+        expected: Expected | None = None,
+    ) -> Outcome:
         """Outcome for a job; never raises for a request that parsed."""
-        request = self.refine(request)
-        joined = join(request, job)
+        joined = join(request, job, expected)
         candidates = self._candidates(scope)
         named = self.inventory.name_set(scope.only or ())
         outcome = self._outcome_of(joined.need, candidates, named)
         if not outcome.feasible:
-            change = self._way_out(outcome, request, job, candidates, named)
+            asked = ways_out.Asked(request, job, expected)
+            change = self._way_out(outcome, asked, candidates, named)
             outcome = dataclasses.replace(outcome, smallest_change=change)
         outcome = site.told(outcome, self.inventory, job, scope, candidates, named)
         return dataclasses.replace(
             outcome,
-            plan=_plan(plan_id, request, outcome) if outcome.placement else None,
+            plan=planned.plan(plan_id, request, outcome) if outcome.placement else None,
             notes=joined.notes + outcome.notes,
         )
 
@@ -129,12 +141,16 @@ class Planner:
             ranked=ranked,
             preferred=preferred,
             prefer_features=score.features_of(preferred, passed, self.inventory.feature_sets),
-            placement=_placement(need, passing, gres_type, share),
+            placement=planned.placement(need, passing, gres_type, share),
             domains=max((r.fit.count for _, r in passing if r.fit), default=0),
             facts=linked.facts(self.inventory, passing, need, passed),
             share=share,
-            notes=self._notes(passing, need, passed, share),
+            notes=planned.notes(self.inventory, passing, need, passed, self._shared(share)),
         )
+
+    def _shared(self, share: sharing.Share | None) -> sharing.Shared | None:
+        policy = self.sharing_policy
+        return sharing.Shared(share, policy) if share and policy else None
 
     def _slices(
         self, results: list[tuple[NodeClass, Result]], need: Need, candidates: int, named: int
@@ -185,41 +201,22 @@ class Planner:
         return outcome
 
     def _way_out(
-        self, outcome: Outcome, request: Request, job: Job, candidates: int, named: int
+        self, outcome: Outcome, asked: ways_out.Asked, candidates: int, named: int
     ) -> tuple[str, ...]:
         """The smallest changes after which this job would fit, each tried as a whole job."""
-        key = (request, _shape(job), candidates, named)
+        key = asked.key(candidates, named)
         ways = self._ways_out.get(key)
         if ways is None:
             if len(self._ways_out) >= _CACHE_SIZE:
                 self._ways_out.clear()
-            ways = self._find_way_out(outcome, request, job, candidates, named)
+
+            def fits(need: Need, on: int) -> bool:
+                passed = self._passed(need, candidates, named)
+                return enough(passed, need, named) and bool(passed & on)
+
+            fewer = self._fewer_shards(outcome.need, candidates, named)
+            ways = fewer + ways_out.found(outcome, asked, self.inventory, fits)
             self._ways_out[key] = ways
-        return ways
-
-    def _find_way_out(
-        self, outcome: Outcome, request: Request, job: Job, candidates: int, named: int
-    ) -> tuple[str, ...]:
-        def fits(request: Request, job: Job, on: int) -> bool:
-            need = join(request, job).need
-            passed = self._passed(need, candidates, named)
-            return enough(passed, need, named) and bool(passed & on)
-
-        def told(words: advice.Words) -> str | None:
-            changed = advice.reworded(words, outcome.need, request, job)
-            near = self.inventory.name_set([outcome.nearest_node])
-            if changed and fits(changed.request, changed.job, near):
-                return changed.text
-            return None
-
-        ways: tuple[str, ...] = self._fewer_shards(outcome.need, candidates, named)
-        count = outcome.passed.bit_count()
-        if 0 < count < outcome.need.nodes:
-            fewer = dataclasses.replace(job, min_nodes=count)
-            if fits(request, fewer, outcome.passed):
-                ways = (f"--nodes={count}",)
-        if outcome.nearest_profile:
-            ways += advice.smallest_change(outcome.nearest_profile, outcome.need, told)
         return ways
 
     def _fewer_shards(self, need: Need, candidates: int, named: int) -> tuple[str, ...]:
@@ -238,118 +235,6 @@ class Planner:
         if need.own_shards and (choice := self._slices(passing, need, candidates, named)):
             return nodes_of([(c, r) for c, r in choice.results if r.ok], candidates)
         return nodes_of(choose_type(passing, need, candidates, named)[1], candidates)
-
-    def _notes(
-        self,
-        passing: list[tuple[NodeClass, Result]],
-        need: Need,
-        passed: int,
-        share: sharing.Share | None,
-    ) -> tuple[str, ...]:
-        notes = (
-            list(sharing.notes(share, need, self.sharing_policy))
-            if share and self.sharing_policy
-            else []
-        )
-        if not passed & (self.inventory.usable | self.inventory.in_maintenance):
-            notes.append(
-                f"all {passed.bit_count()} nodes that can run this job are down or drained now"
-            )
-        if partly := [c for c, r in passing if r.fit is not None and not r.fit.everywhere]:
-            example = self.inventory.names_of(partly[0].nodes & passed, 1)[0]
-            fits = next(r.fit for c, r in passing if c is partly[0] and r.fit)
-            chosen = ", ".join(str(n) for n in fits.chosen)
-            nodes, meet = ("node", "meets") if len(fits.chosen) == 1 else ("nodes", "meet")
-            notes.append(
-                f"on {example} only NUMA {nodes} {chosen} {meet} the need and Slurm can't be told "
-                "which one to use; crater explain shows which one the job got"
-            )
-        mixed = [(c, r) for c, r in passing if len(r.eligible) < len(c.profile.gpus)]
-        if mixed and need.untyped:
-            example = self.inventory.names_of(mixed[0][0].nodes & passed, 1)[0]
-            types = ", ".join(sorted({g.gres_type or g.model for g in mixed[0][0].profile.gpus}))
-            notes.append(
-                f"{example} has GPUs that do not meet the need ({types}) and your own option names "
-                "no type: Slurm may give any of them"
-            )
-        return tuple(notes)
-
-
-def _shape(job: Job) -> Hashable:
-    """The options on which a way out depends."""
-    return (
-        job.gpus,
-        job.min_nodes,
-        job.tasks,
-        job.tasks_per_node,
-        job.cpus_per_task,
-        job.cpus_per_gpu,
-        job.threads_per_core,
-        job.memory_per_node_mib,
-        job.memory_per_cpu_mib,
-        job.sockets_per_node,
-        job.exclusive,
-    )
-
-
-def _plan(plan_id: str, request: Request, outcome: Outcome) -> Plan:
-    need, share = outcome.need, outcome.share
-    return Plan(
-        id=plan_id,
-        gpus=need.gpus,
-        gpu_type=outcome.placement.gpu_type if outcome.placement else None,
-        cpus=need.cpus,
-        memory_mib=need.memory_mib,
-        memory_bandwidth_gb_s=need.memory_bandwidth_gb_s,
-        ssd_iops=need.ssd_iops,
-        cache_gb=need.cache_gb,
-        numa="strict" if need.strict else "best_effort",
-        domains=outcome.domains,
-        precision=request.precision,
-        checkpoint=request.checkpoint,
-        shards=share.shards if share else 0,
-        slices=share.slices if share else 0,
-        gpu_memory_mib=share.memory_mib if share else None,
-        card=share.card if share else None,
-    )
-
-
-def _placement(
-    need: Need,
-    passing: list[tuple[NodeClass, Result]],
-    gres_type: str | None,
-    share: sharing.Share | None,
-) -> Placement:
-    consume = {
-        "membw": math.ceil(need.memory_bandwidth_gb_s or 0),
-        "nviops": need.ssd_iops or 0,
-        "nvme": need.cache_gb or 0,
-    }
-    keep_together = need.strict and not _whole_node(passing)
-    return Placement(
-        gpus=need.gpus,
-        shards=share.shards if share and need.shared else 0,
-        gpu_type=gres_type,
-        cores=0 if need.cpus is None or need.cpus_in_options else need.cpus,
-        threads_per_core=max(c.profile.cpu.threads_per_core for c, _ in passing),
-        cores_are_threads=need.physical_cores is False,
-        options_are_cores=need.physical_cores is True,
-        nodes=need.nodes,
-        domains=max((r.fit.count for _, r in passing if r.fit), default=0) if keep_together else 0,
-        domain_gpus=_domain_gpus(passing) if keep_together else 0,
-        consume={name: amount for name, amount in consume.items() if amount},
-    )
-
-
-def _domain_gpus(passing: list[tuple[NodeClass, Result]]) -> int:
-    """GPUs per NUMA node when every machine shares them out alike, else 0."""
-    shares = kinds(passing)
-    return next(iter(shares))[1] if len(shares) == 1 else 0
-
-
-def _whole_node(passing: list[tuple[NodeClass, Result]]) -> bool:
-    """Whether the job uses all NUMA nodes of every machine anyway: nothing to keep together."""
-    return all(r.fit is None or r.fit.count == len(c.profile.cpu_domains) for c, r in passing)
 
 
 def _sentence(check: Check) -> str:

@@ -68,11 +68,9 @@ def _amounts(
 ) -> Iterator[tuple[float, str, float, str]]:
     """Weight, name, value and reason of each amount that was asked for."""
     share = need.gpus / len(profile.gpus) if need.gpus and profile.gpus else 1.0
-    if need.gpus and need.gpu_memory_mib:
-        # The job may get any of the GPUs that qualify: the largest is what it may waste.
-        have = max(g.memory_mib or 0 for g in profile.gpus if g.index in result.eligible)
-        why = f"asks {format_mib(need.gpu_memory_mib)} of each GPU's {format_mib(have)}"
-        yield weights.gpu_memory, "gpu-memory", _match(need.gpu_memory_mib, have), why
+    if need.gpus and (need.gpu_memory_mib or need.gpu_memory_wanted_mib):
+        value, why = _gpu_memory(profile, need, result)
+        yield weights.gpu_memory, "gpu-memory", value, why
     cores = physical_cores(profile, need)
     if cores:
         own = profile.cpu.cores * share
@@ -95,6 +93,18 @@ def _amounts(
             f"share{blemish}"
         )
         yield weights.ssd_iops, "ssd-iops", quality * _match(need.ssd_iops, own), why
+
+
+def _gpu_memory(profile: NodeProfile, need: Need, result: Result) -> tuple[float, str]:
+    """The job may get any of the GPUs that qualify: the largest is what it may waste, and with the
+    smallest it may run out of memory."""
+    memories = [g.memory_mib or 0 for g in profile.gpus if g.index in result.eligible]
+    asked = max(need.gpu_memory_mib or 0, need.gpu_memory_wanted_mib or 0)
+    if min(memories) < asked:
+        least = format_mib(min(memories))
+        return 0.0, f"may take {format_mib(asked)} of each GPU, of which one has {least}"
+    why = f"asks {format_mib(asked)} of each GPU's {format_mib(max(memories))}"
+    return _match(asked, max(memories)), why
 
 
 def _match(asked: float, own: float) -> float:

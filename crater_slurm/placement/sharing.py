@@ -40,6 +40,14 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True)
+class Shared:
+    """A job's part of a GPU, and how the site shares."""
+
+    share: Share
+    policy: Policy
+
+
+@dataclass(frozen=True, slots=True)
 class Card:
     """One GPU as Slurm counts it: ``shards`` of ``slice_mib`` for jobs, of ``slices`` in all."""
 

@@ -180,7 +180,7 @@ def build(service: Service, admins: Iterable[str], registry: CollectorRegistry) 
     def observations(report: ObservationReport, proof: Sender) -> None:
         must_be(report.node, proof)
         try:
-            service.observed.take(report.model_dump())
+            service.take_observation(report.model_dump())
         except UsageError as error:
             raise HTTPException(422, str(error)) from error
         except CraterError as error:

@@ -42,19 +42,22 @@ class Reconciler:
         actor: Actor,
         store: Callable[[], Store],
         replan: Replan,
+        picture: Callable[[View], object] = lambda view: view.serial,
     ) -> None:
+        """``picture`` is what a plan depends on; jobs are looked at when it is another one."""
         self._settings = settings
         self._actor = actor
         self._open_store = store
         self._replan = replan
-        self._serial: int | None = None
+        self._picture_of = picture
+        self._picture: object = None
         self._looks_left = 0
         self._times: deque[float] = deque()
 
     def wants(self, view: View) -> bool:
         """Whether the cluster changed since all jobs were looked at."""
-        if view.serial != self._serial:
-            self._serial = view.serial
+        if (picture := self._picture_of(view)) != self._picture:
+            self._picture = picture
             self._looks_left = _LOOKS
         return self._settings.enabled and self._looks_left > 0
 

@@ -7,15 +7,17 @@ would differ is said and not done.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import functools
+from collections.abc import Callable, Collection
 
 from crater_slurm.errors import UsageError
 from crater_slurm.model.job import Job
 from crater_slurm.model.plan import Decision
 from crater_slurm.model.request import Request
-from crater_slurm.placement.outcome import Outcome
+from crater_slurm.placement.outcome import Outcome, Scope
 from crater_slurm.placement.reconcile import Wanted
 from crater_slurm.scheduler.decide import scope_of
+from crater_slurm.scheduler.predicting import expected_of
 from crater_slurm.scheduler.state import View
 from crater_slurm.slurm import gres, hostlist, levers
 from crater_slurm.slurm.fields import job_from_fields
@@ -24,7 +26,16 @@ from crater_slurm.slurm.fields import job_from_fields
 _APART = {"exc_nodes", "comment", "flags"}
 
 
-def wanted(decision: Decision, view: View, consume: Collection[str]) -> Wanted | None:
+#: The nodes that something else than the planner leaves out of an outcome's: health.
+LeftOut = Callable[[View, Outcome, Scope], int]
+
+
+def wanted(
+    decision: Decision,
+    view: View,
+    consume: Collection[str],
+    left_out: LeftOut = lambda view, outcome, scope: 0,
+) -> Wanted | None:
     """The nodes that the decision's job must not get now; None when that can't be told.
 
     Tried first as it was submitted, then with the GPU type that it was given at submit: where
@@ -36,20 +47,27 @@ def wanted(decision: Decision, view: View, consume: Collection[str]) -> Wanted |
     pinned = {k: v for k, v in decision.submitted.items() if k != "field.tres_per_node"}
     pinned["field.gres"] = given or ""
     try:
-        found = _planned(decision, decision.submitted, view, consume)
+        plan = functools.partial(_planned, decision, view=view, consume=consume, left_out=left_out)
+        found = plan(decision.submitted)
         if found is None or not found.feasible or found.same or not _typed(given or ""):
             return found
-        return _planned(decision, pinned, view, consume) or found
+        return plan(pinned) or found
     except (ValueError, TypeError, UsageError):
         return None  # a record of a newer version, or nodes that Slurm no longer has in words
 
 
 def _planned(
-    decision: Decision, message: dict[str, str], view: View, consume: Collection[str]
+    decision: Decision,
+    message: dict[str, str],
+    view: View,
+    consume: Collection[str],
+    left_out: LeftOut,
 ) -> Wanted | None:
     job = job_from_fields(message)
     request = Request(**decision.request)  # type: ignore[arg-type]
-    outcome = view.planner.plan(decision.id, request, job, scope_of(job, view.cluster.time))
+    scope = scope_of(job, view.cluster.time)
+    expected = expected_of(decision.prediction)
+    outcome = view.planner.plan(decision.id, request, job, scope, expected)
     if not outcome.known:
         return None
     if not outcome.feasible or outcome.placement is None:
@@ -62,7 +80,8 @@ def _planned(
         gres_style=message.get("gres_style", "/"),
     )
     different = _different(decision, changes, pinned=message is not decision.submitted)
-    failed = hostlist.names(view.hostlist(outcome.failed))
+    avoided = outcome.failed | left_out(view, outcome, scope)
+    failed = hostlist.names(view.hostlist(avoided))
     why = f"it would be planned otherwise now ({', '.join(different)})" if different else ""
     return Wanted(
         excluded=_own(job) | failed if job.exclude else failed, same=not different, why=why

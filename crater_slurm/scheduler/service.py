@@ -5,16 +5,19 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from crater_slurm.config import Settings
 from crater_slurm.model.plan import Mode
+from crater_slurm.model.request import Request
 from crater_slurm.placement import score
+from crater_slurm.placement.outcome import Outcome, Scope
 from crater_slurm.placement.planner import Preference
 from crater_slurm.placement.sharing import Policy
-from crater_slurm.scheduler import replan
+from crater_slurm.scheduler import predicting, replan, steering
 from crater_slurm.scheduler.actions import Actor
 from crater_slurm.scheduler.decide import Decider
 from crater_slurm.scheduler.drain import Drains
@@ -29,7 +32,7 @@ from crater_slurm.scheduler.recorder import Recorder
 from crater_slurm.scheduler.reports import Reports
 from crater_slurm.scheduler.sla import SlaWatch
 from crater_slurm.scheduler.socket import FilterSocket, Pairs
-from crater_slurm.scheduler.state import State
+from crater_slurm.scheduler.state import State, View
 from crater_slurm.scheduler.utilization import Utilization
 from crater_slurm.scheduler.watch import QueueWatch
 from crater_slurm.scheduler.weights import Weights
@@ -75,6 +78,7 @@ class Service:
             key=self.keys.signing_key,
             consume=frozenset(settings.filter.consume),
             prefer=settings.score.prefer,
+            predict=self._predictor(),
             board=self._board,
         )
         self.filter = FilterSocket(
@@ -96,7 +100,9 @@ class Service:
         self.utilization = Utilization(self.registry)
         consume = frozenset(settings.filter.consume)
         #: What planning a waiting job again comes to; see replan.wanted.
-        self.replan: Replan = functools.partial(replan.wanted, consume=consume)
+        self.replan: Replan = functools.partial(
+            replan.wanted, consume=consume, left_out=self._left_out
+        )
         self.watch = self._queue_watch()
 
     def _health_watch(self) -> HealthWatch:
@@ -113,6 +119,12 @@ class Service:
             Drains(control),
             source,
         )
+
+    def _predictor(self) -> predicting.Predict:
+        own = self.settings.prediction
+        if not own.enabled:
+            return lambda request, job: predicting.NOTHING
+        return predicting.Predictor(self.observed.peaks, require=own.require)
 
     def _board(self) -> Board | None:
         return self.health.board if self.settings.health.exclude_degraded else None
@@ -144,6 +156,7 @@ class Service:
             actor(settings.reconcile.dry_run),
             self.store,
             lambda decision, view: self.replan(decision, view),
+            self._picture,
         )
         return QueueWatch(
             (sla, reconciler),
@@ -153,6 +166,27 @@ class Service:
             off=lambda: settings.filter.mode != "enforce" or settings.off_switch.exists(),
             seconds=settings.scheduler.queue_seconds,
         )
+
+    def _left_out(self, view: View, outcome: Outcome, scope: Scope) -> int:
+        """The nodes that health leaves out of an outcome's."""
+        return steering.steer(self._board(), view, outcome, scope).left_out
+
+    def _picture(self, view: View) -> object:
+        """What waiting jobs depend on: another one, and they are looked at again."""
+        board = self._board()
+        return view.serial, board.grades if board else ()
+
+    def take_observation(self, report: Mapping[str, Any]) -> None:
+        """A node's report of a job's needs. Raises UsageError, StoreError."""
+        one = self.observed.take(report)
+        job = str(one.job_id)
+        decision = None if one.ended else self.recorder.decision(one.plan_id)
+        if decision is None:
+            self.utilization.forget(job)
+            return
+        request = Request(**decision.request)  # type: ignore[arg-type]
+        percent = one.gpu_utilization_recent_percent
+        self.utilization.observe(job, one.plan_id, request, percent, one.seconds)
 
     def store(self) -> Store:
         """The store, opened when first needed and again after it was away. Raises StoreError."""

@@ -155,6 +155,7 @@ class FakeService:
         self.recorder = FakeRecorder()
         self.reports = FakeReports()
         self.observed = FakeObserved()
+        self.take_observation = self.observed.take
         self.health = FakeHealth()
         self.worth_a_look: list[str] = []
         self.settings = Settings()

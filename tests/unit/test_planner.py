@@ -27,7 +27,7 @@ from crater_slurm.model.directives import parse_script
 from crater_slurm.model.job import GpuScope, Job
 from crater_slurm.model.profile import NodeProfile
 from crater_slurm.placement import inventory, rules
-from crater_slurm.placement.need import join
+from crater_slurm.placement.need import Expected, join
 from crater_slurm.placement.planner import Outcome, Planner, Scope
 
 SMALL = gpus(0, 0, 1, 1, model="t4", gres_type="t4", memory_mib=15 * GIB, precisions=TURING)
@@ -323,10 +323,26 @@ def test_equal_needs_are_decided_once() -> None:
     assert third.conditions is not first.conditions
 
 
-def test_a_request_may_be_refined_before_it_is_planned() -> None:
-    planner = view(node()).planner
-    planner.refine = lambda request: dataclasses.replace(request, gpus=8)
-    assert not replan(planner, "gpus=2").feasible
+def test_what_is_expected_of_a_job_joins_what_its_user_asked() -> None:
+    """A card below the lower bound is left out; the upper one is what a card is preferred for."""
+    small = node("l1", cards=gpus(0, 1, model="l4", gres_type="l4", memory_mib=24 * GIB))
+    planner = view(node("a1"), small).planner
+
+    def planned(least_gib: int, wanted_gib: int, words: str = "gpus=1") -> Outcome:
+        request = parse_script(f"#CRATER {words}").request
+        expected = Expected(least_gib * GIB, wanted_gib * GIB)
+        return planner.plan("p1", request, Job(user_id=1), Scope(), expected)
+
+    assert names(planned(25, 30), planner) == ["a1"]
+    may_be = planned(20, 30)
+    assert names(may_be, planner) == ["a1", "l1"]
+    ranked = [(group.example, group.score.value) for group in may_be.ranked]
+    assert ranked == [("a1", 0.75), ("l1", 0.0)]
+    refused = planned(41, 50)
+    assert not refused.feasible
+    assert refused.nearest_have == ("gpu-memory: needs 41 GiB, GPU memory is 40 GiB",)
+    assert refused.smallest_change == (), "to ask for less changes nothing about the work"
+    assert names(planned(99, 99, "cpus=2"), planner) == ["a1", "l1"], "it asks for no GPU"
 
 
 # --- What must hold for any cluster and any request -------------------------------------------
@@ -404,7 +420,7 @@ def test_a_plan_never_breaks_a_stated_need_on_any_node_that_passed(
     outcome = replan(planner, words, **options)
     need = outcome.need
     by_name = {m.name: m for m in machines}
-    for name in names(outcome, planner):
+    for name in names(outcome, planner) if outcome.feasible else ():
         machine = by_name[name]
         assert rules.evaluate(machine, need).ok
         granted = [g for g in machine.gpus if outcome.placement is None or _asked(g, outcome)]
