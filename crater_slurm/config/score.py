@@ -35,6 +35,13 @@ class Score(Section):
         description="Give a planned job --prefer with the node features that name the nodes that "
         "suit it best. Slurm takes other nodes when none of those is free.",
     )
+    fragmentation: float = Field(
+        default=0.5,
+        ge=0,
+        le=1,
+        description="Part of the score that is what the job would strand: how much less of the "
+        "cluster's own mix of jobs packs on the nodes then. 0 leaves it out.",
+    )
     tolerance: float = Field(
         default=0.05,
         ge=0,

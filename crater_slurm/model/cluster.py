@@ -6,6 +6,16 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeUse:
+    """What jobs have of a node. ``shards`` are (in use, there are) of each GPU, where told."""
+
+    cpus: int = 0
+    memory_mib: int = 0
+    gres: dict[str, int] = field(default_factory=dict)
+    shards: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmNode:
     """One node as Slurm lists it. ``gres`` maps names to total counts; of types only those of the
     GPUs are kept.

@@ -62,6 +62,8 @@ class Inventory:
     default_partition: str | None = None
     index: dict[str, int] = field(default_factory=dict)
     in_maintenance: int = 0
+    #: Nodes by the model of their first GPU.
+    models: dict[str, int] = field(default_factory=dict)
     limits: dict[str, Partition] = field(default_factory=dict)
     enforce_limits: str = "NO"
     reservations: tuple[tuple[Reservation, int], ...] = ()
@@ -157,8 +159,18 @@ def build(
         default_partition=cluster.default_partition,
         index={name: i for i, name in enumerate(names)},
         in_maintenance=in_maintenance,
+        models=_models(found),
     )
     return built.ruled(cluster)
+
+
+def _models(profiles: Sequence[NodeProfile | None]) -> dict[str, int]:
+    nodes: dict[str, int] = {}
+    for i, profile in enumerate(profiles):
+        if profile and profile.gpus:
+            model = profile.gpus[0].model
+            nodes[model] = nodes.get(model, 0) | 1 << i
+    return nodes
 
 
 class _Stands:

@@ -18,7 +18,7 @@ from crater_slurm.model.directives import DirectiveError, Directives, parse_job
 from crater_slurm.model.job import Job, JobKind
 from crater_slurm.model.plan import Decision, Mode, Plan, Verdict
 from crater_slurm.model.request import Request
-from crater_slurm.placement.outcome import Scope
+from crater_slurm.placement.outcome import Outcome, Scope
 from crater_slurm.scheduler import predicting, steering
 from crater_slurm.scheduler.answers import PREFIX, Answer, accepted, hands_off, refusal, summary_of
 from crater_slurm.scheduler.health import Board
@@ -41,6 +41,7 @@ class Decider:
     consume: frozenset[str] = frozenset({"membw", "nviops", "nvme"})
     prefer: bool = True
     predict: Callable[[Request, Job], predicting.Prognosis] = lambda request, job: NOTHING
+    preferring: Callable[[Outcome, View], Outcome] = lambda outcome, view: outcome
     board: Callable[[], Board | None] = lambda: None
     clock: Callable[[], float] = time.time
     new_id: Callable[[], str] = lambda: secrets.token_hex(6)
@@ -152,6 +153,7 @@ class Decider:
         prognosis = self.predict(directives.request, job)
         notes += prognosis.notes
         outcome = view.planner.plan(decision_id, directives.request, job, scope, prognosis.expected)
+        outcome = self.preferring(outcome, view)
         if not outcome.known:
             unknown = [p for p in job.partitions if p not in view.planner.inventory.partitions]
             why = "no node that its options allow has a profile (crater nodes import)"

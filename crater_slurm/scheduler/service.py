@@ -26,6 +26,7 @@ from crater_slurm.scheduler.health_metrics import HealthCollector
 from crater_slurm.scheduler.keys import KeyFile
 from crater_slurm.scheduler.observed import Observed
 from crater_slurm.scheduler.planned import PlannedJobs
+from crater_slurm.scheduler.preferring import Preferring
 from crater_slurm.scheduler.prometheus import Prometheus
 from crater_slurm.scheduler.reconcile import Reconciler, Replan
 from crater_slurm.scheduler.recorder import Recorder
@@ -36,7 +37,7 @@ from crater_slurm.scheduler.state import State, View
 from crater_slurm.scheduler.utilization import Utilization
 from crater_slurm.scheduler.watch import QueueWatch
 from crater_slurm.scheduler.weights import Weights
-from crater_slurm.slurm import jobs
+from crater_slurm.slurm import jobs, occupancy
 from crater_slurm.slurm.client import Client
 from crater_slurm.slurm.control import Control
 from crater_slurm.store.repository import Store
@@ -73,12 +74,14 @@ class Service:
         self.reports = Reports(self.store)
         self.observed = Observed(self.store, self.recorder)
         self.health = self._health_watch()
+        self.preferring = self._preferring()
         self._decider = Decider(
             mode=Mode(settings.filter.mode),
             key=self.keys.signing_key,
             consume=frozenset(settings.filter.consume),
             prefer=settings.score.prefer,
             predict=self._predictor(),
+            preferring=self._prefer,
             board=self._board,
         )
         self.filter = FilterSocket(
@@ -119,6 +122,26 @@ class Service:
             Drains(control),
             source,
         )
+
+    def _preferring(self) -> Preferring | None:
+        own = self.settings.score
+        if not (own.prefer and own.fragmentation):
+            return None
+        return Preferring(
+            lambda: self.state.view,
+            lambda: self.state.profiles,
+            lambda: occupancy.read(self.slurm),
+            share=own.fragmentation,
+            tolerance=own.tolerance,
+            seconds=self.settings.scheduler.refresh_seconds,
+        )
+
+    def _prefer(self, outcome: Outcome, view: View) -> Outcome:
+        """The outcome with the nodes to prefer now; the job is a part of the mix from now on."""
+        if self.preferring is None:
+            return outcome
+        self.preferring.learn(outcome, view.planner.inventory)
+        return self.preferring.look(outcome, view.planner.inventory)
 
     def _predictor(self) -> predicting.Predict:
         own = self.settings.prediction
@@ -201,9 +224,13 @@ class Service:
         self.filter.start()
         self.health.start()
         self.watch.start()
+        if self.preferring:
+            self.preferring.start()
 
     def stop(self) -> None:
         self.filter.stop()
+        if self.preferring:
+            self.preferring.stop()
         self.watch.stop()
         self.health.stop()
         self.state.stop()
@@ -225,7 +252,8 @@ class Service:
 
     def warnings(self) -> list[str]:
         """What is worth a look, and keeps nothing from working."""
-        return self.health.warnings()
+        preferring = self.preferring.problem if self.preferring else ""
+        return [*self.health.warnings(), *([preferring] if preferring else [])]
 
     def problems(self) -> list[str]:
         """What keeps the daemon from doing its work; empty when it is healthy."""

@@ -192,6 +192,43 @@ class PackAhead(Policy):
         return None if scores[node] <= NOT_THERE else (node, _gpu(choice[node]))
 
 
+class Preferred(PackAhead):
+    """crater's as Slurm can be told it: GPU models to prefer, and Slurm's first node of those.
+
+    Which models suit a need is worked out once per picture of the cluster, as the scheduler does;
+    where none of them has room the first node of any other is taken.
+    """
+
+    def __init__(self, cluster: Cluster, mix: Mix, random: Random) -> None:
+        super().__init__(cluster, mix, random)
+        self._models = np.unique(cluster.models)
+        self._ranked: dict[Need, list[int]] = {}
+        self._choices = 0
+
+    def choose(self, need: Need) -> Choice:
+        self._choices += 1
+        if self._choices % _PICTURE_EVERY == 0:
+            self._ranked.clear()
+        fitting = np.flatnonzero(self.cluster.fitting(need))
+        if not fitting.size:
+            return None
+        ranked = self._ranked.get(need)
+        if ranked is None:
+            ranked = self._ranked[need] = self._rank(need, fitting)
+        models = self.cluster.models[fitting]
+        for model in ranked[:1]:
+            if (models == model).any():
+                return int(fitting[np.argmax(models == model)]), None
+        return int(fitting[0]), None
+
+    def _rank(self, need: Need, fitting: Ints) -> list[int]:
+        """GPU models by the score of their first node with room, best first."""
+        scores, _ = self._scorer.scores(need)
+        models = self.cluster.models[fitting]
+        first = {int(m): int(fitting[np.argmax(models == m)]) for m in self._models if m in models}
+        return sorted(first, key=lambda model: (-scores[first[model]], first[model]))
+
+
 class Learning(PackAhead):
     """crater's with the mix of what has arrived so far, as in production: no look at the future."""
 
@@ -207,6 +244,8 @@ class Learning(PackAhead):
             self._next = min(2 * self._next, self._next + _NEXT_MIX)
 
 
+#: Placements between two pictures of the cluster, where the scheduler has one each half minute.
+_PICTURE_EVERY = 50
 #: A full node's advantage over an empty one, in milli-GPU that still pack.
 _BEST_FIT_MILLI = 0.1
 #: Arrivals before the first mix; the next one after twice as many, or after so many more.
@@ -236,5 +275,6 @@ POLICIES: dict[str, Known] = {
     "bestfit": Known(BestFit, "least left over", "05-BestFit"),
     "fgd": Known(Fgd, "fragmentation gradient descent", "06-FGD"),
     "crater": Known(PackAhead, "most of the mix still packs"),
+    "crater-prefer": Known(Preferred, "GPU models by the same, then Slurm's first node"),
     "crater-learning": Known(Learning, "the same, by the mix that arrived so far"),
 }

@@ -7,8 +7,20 @@ together. Slower by state than compiled loops, and free of the seconds that comp
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from crater_slurm.placement.packing.kernels import WHOLE, Floats, Ints, Measure
+from crater_slurm.placement.packing.state import Cluster, Need
+
+
+def fitting(cluster: Cluster, need: Need) -> npt.NDArray[np.bool_]:
+    """Which nodes can take the need now, as ``Cluster.fitting`` tells."""
+    take = np.asarray(need.take, np.int64)
+    able: npt.NDArray[np.bool_] = np.asarray((cluster.rest >= take).all(axis=1))
+    if need.count:
+        able &= (cluster.gpus >= need.milli).sum(axis=1) >= need.count
+        able &= (need.allowed >> cluster.models) & 1 == 1
+    return able
 
 
 def packs(gpus: Ints, rest: Ints, models: Ints, mix: Measure) -> Floats:

@@ -1,0 +1,147 @@
+"""What a job would strand, node group by node group: the rest of the cluster, and what packs on it.
+
+Slurm takes the first node that has room, of those that a job prefers. So of each group of nodes
+that can be preferred together, that node is looked at: how much of the cluster's own mix of jobs
+packs on it before and after. A job that takes just what it uses costs its own GPUs; one that leaves
+cores without GPUs, or GPUs without cores, costs more, and one that takes such a rest costs less.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from crater_slurm.model.cluster import NodeUse
+from crater_slurm.model.profile import NodeProfile
+from crater_slurm.placement.need import Need
+from crater_slurm.placement.packing import batch
+from crater_slurm.placement.packing.kernels import WHOLE, Measure
+from crater_slurm.placement.packing.state import ANY_MODEL, Cluster, Mix
+from crater_slurm.placement.packing.state import Need as PackedNeed
+
+#: Bits for GPU models; a cluster with more has the rest in the last.
+_MOST_KINDS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A need as the mix counts it, with the GPU models on which it may be."""
+
+    gpus: int
+    take: tuple[int, ...]
+    models: frozenset[str]
+
+
+def take_of(need: Need) -> tuple[int, ...]:
+    """What a job takes of a node beside GPUs: cores, MiB, GB/s, IOPS, GB of cache."""
+    return (
+        need.cpus or 0,
+        need.memory_mib or 0,
+        round(need.memory_bandwidth_gb_s or 0),
+        need.ssd_iops or 0,
+        need.cache_gb or 0,
+    )
+
+
+def model_of(profile: NodeProfile | None) -> str:
+    """The GPU model by which a node is told from others; empty without GPU."""
+    return profile.gpus[0].model if profile and profile.gpus else ""
+
+
+class Rest:
+    """What is left of every node, in the order of the inventory."""
+
+    def __init__(
+        self,
+        profiles: Sequence[NodeProfile | None],
+        used: Sequence[NodeUse],
+        usable: npt.NDArray[np.bool_],
+    ) -> None:
+        """From each node's profile (None: unknown, and has nothing), use, and whether it is up."""
+        models = [model_of(profile) for profile in profiles]
+        self._bits = {
+            model: min(i, _MOST_KINDS) for i, model in enumerate(sorted(set(models) - {""}))
+        }
+        self.usable = usable
+        sizes = [len(profile.gpus) if profile else 0 for profile in profiles]
+        rest = [_rest(p, u) for p, u in zip(profiles, used, strict=True)]
+        self.cluster = Cluster(sizes, [self._bits.get(m, 0) for m in models], rest)
+        for n, use in enumerate(used):
+            if use.gres or use.shards:
+                self._take(n, use)
+
+    def _take(self, node: int, use: NodeUse) -> None:
+        """GPUs in use are the first ones; shards of a card lie where Slurm says."""
+        row, size = self.cluster.gpus[node], int(self.cluster.sizes[node])
+        row[: min(size, use.gres.get("gpu", 0))] = 0
+        for gpu, (taken, there) in enumerate(use.shards[:size]):
+            row[gpu] = min(int(row[gpu]), WHOLE - WHOLE * taken // max(1, there))
+
+    def mix(self, seen: Mapping[Kind, int]) -> Mix:
+        """The mix of what was asked for, as this cluster counts it."""
+        counted: Counter[PackedNeed] = Counter()
+        for kind, count in seen.items():
+            counted[self.need(kind)] += count
+        return Mix.target(counted, kinds=None)
+
+    def need(self, kind: Kind) -> PackedNeed:
+        bits = [self._bits[model] for model in kind.models if model in self._bits]
+        allowed = sum(1 << bit for bit in set(bits)) if bits else ANY_MODEL
+        return PackedNeed(kind.gpus, WHOLE if kind.gpus else 0, kind.take, allowed)
+
+    def costs(
+        self, kind: Kind, groups: Sequence[npt.NDArray[np.bool_]], measure: Measure
+    ) -> list[float | None]:
+        """For each group of nodes the milli-GPU of the mix that its first node with room loses
+        beyond the GPUs that the job takes (negative: it takes what was stranded); None where no
+        node has room now."""
+        need, cluster = self.need(kind), self.cluster
+        able = batch.fitting(cluster, need) & self.usable
+        first = [int(np.argmax(group & able)) if (group & able).any() else -1 for group in groups]
+        nodes = np.array([node for node in first if node >= 0], np.int64)
+        if not nodes.size:
+            return [None] * len(groups)
+        gpus, rest = cluster.gpus[nodes], cluster.rest[nodes]
+        after = gpus.copy()
+        for row in after:
+            row[np.flatnonzero(row >= WHOLE)[: need.count]] = 0
+        both = np.concatenate([gpus, after])
+        left = np.concatenate([rest, rest - np.asarray(need.take, np.int64)])
+        worth = batch.packs(both, left, np.tile(cluster.models[nodes], 2), measure)
+        lost = iter(worth[: nodes.size] - worth[nodes.size :] - need.gpu)
+        return [float(next(lost)) if node >= 0 else None for node in first]
+
+
+def value(cost: float, gpus: int) -> float:
+    """A cost as a part of a score, 0..1: 0.5 where the job takes just what it uses, 0 where it
+    strands as many GPUs again, 1 where it takes as many that were stranded."""
+    return min(1.0, max(0.0, 0.5 - cost / (2 * WHOLE * max(1, gpus))))
+
+
+def _rest(profile: NodeProfile | None, use: NodeUse) -> tuple[int, ...]:
+    if profile is None:
+        return (0, 0, 0, 0, 0)
+    cores = profile.cpu.cores - -(-use.cpus // max(1, profile.cpu.threads_per_core))
+    iops = max((drive.random_read_iops or 0 for drive in profile.nvmes), default=0)
+    have = (
+        cores,
+        (profile.memory_mib or 0) - use.memory_mib,
+        round(profile.memory_bandwidth_gb_s or 0) - use.gres.get("membw", 0),
+        iops - use.gres.get("nviops", 0),
+        (profile.cache_gb or 0) - use.gres.get("nvme", 0),
+    )
+    return tuple(max(0, amount) for amount in have)
+
+
+def masks(sets: Iterable[int], count: int) -> list[npt.NDArray[np.bool_]]:
+    """Node sets as arrays, one place for each of ``count`` nodes."""
+    size = -(-count // 8)
+    found = []
+    for nodes in sets:
+        packed = np.frombuffer(nodes.to_bytes(size, "little"), np.uint8)
+        found.append(np.unpackbits(packed, bitorder="little")[:count].astype(np.bool_))
+    return found
