@@ -97,7 +97,8 @@ def _decision(decision: Mapping[str, Any]) -> Iterator[str]:
         )
     # The first sums up what stands above; of directives that can't be read nothing does.
     for message in decision.get("messages", ())[1 if conditions else 0 :]:
-        yield f"Note: {message}"
+        if not (decision.get("prediction") and message.startswith("predicted for each GPU")):
+            yield f"Note: {message}"
 
 
 def _directive(attribute: str, value: Any) -> str:
@@ -134,9 +135,11 @@ def _prediction(found: Mapping[str, Any]) -> Iterator[str]:
     )
     for term in found.get("terms", ()):
         yield f"  {format_mib(term['mib']):>10}  {term['name']}: {term['why']}"
+    if found.get("host"):
+        yield "  and of the host, for each GPU or as said"
     for need in found.get("host", ()):
         yield (
-            f"  {need['expected']:>7g} {need['unit']}  {need['name']} of the host "
+            f"  {need['expected']:>7g} {need['unit']}  {need['name']} "
             f"({need['lower']:g} to {need['upper']:g})"
         )
     for assumed in found.get("assumed", ()):

@@ -35,8 +35,8 @@ class Outcome:
 
     ``passed`` and ``failed`` are node sets of the inventory, ``unknown`` those of the failed that
     have shards and no profile, ``preferred`` those that suit best (0: none more than another), of
-    which any has one of ``prefer_features``; ``known`` False means that no profile covers the nodes
-    in question, so that crater has no say.
+    which ``prefer`` names any by its features; ``known`` False means that no profile covers the
+    nodes in question, so that crater has no say.
     """
 
     need: Need
@@ -48,7 +48,7 @@ class Outcome:
     unknown: int = 0
     ranked: tuple[Ranked, ...] = ()
     preferred: int = 0
-    prefer_features: tuple[str, ...] = ()
+    prefer: str = ""
     placement: Placement | None = None
     domains: int = 0
     conditions: tuple[Condition, ...] = ()

@@ -140,7 +140,7 @@ class Planner:
             outcome,
             ranked=ranked,
             preferred=preferred,
-            prefer_features=score.features_of(preferred, passed, self.inventory.feature_sets),
+            prefer=score.expression_of(preferred, passed, self.inventory.feature_sets),
             placement=planned.placement(need, passing, gres_type, share),
             domains=max((r.fit.count for _, r in passing if r.fit), default=0),
             facts=linked.facts(self.inventory, passing, need, passed),

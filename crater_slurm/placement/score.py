@@ -9,7 +9,8 @@ takes just its share. The score is the mean over what was asked, by the site's w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from crater_slurm.model import drives
@@ -21,6 +22,8 @@ from crater_slurm.placement.rules import Result, physical_cores
 
 #: Slurm takes 1,024 characters of features; a preference that needs more words says little.
 _MOST_FEATURES = 8
+#: Features that are tried in pairs.
+_MOST_PAIRED = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,29 +165,37 @@ def preferred(ranked: Sequence[Ranked], tolerance: float) -> int:
     return 0 if chosen == everything else chosen
 
 
-def features_of(
-    chosen: int, passed: int, sets: Sequence[tuple[frozenset[str], int]]
-) -> tuple[str, ...]:
-    """Node features that name ``chosen`` among ``passed``: any node with one of them is chosen.
+def expression_of(chosen: int, passed: int, sets: Sequence[tuple[frozenset[str], int]]) -> str:
+    """An expression of node features that names ``chosen`` nodes, and no other that ``passed``.
 
-    As few as cover most; empty when no feature tells the nodes apart. ``sets`` are feature sets
-    with their nodes.
+    Any of a few features, or both of two, whichever names more; empty when features tell nothing
+    apart. Never both kinds at once: Slurm releases differ in how they read that. ``sets`` are
+    feature sets with their nodes.
     """
     nodes: dict[str, int] = {}
     for names, members in sets:
         for name in names:
-            nodes[name] = nodes.get(name, 0) | members
-    able = {
-        name: members & passed
-        for name, members in nodes.items()
-        if members & passed and not members & passed & ~chosen
-    }
+            nodes[name] = nodes.get(name, 0) | members & passed
+    inside = {n: m for n, m in nodes.items() if m and not m & ~chosen}
     found: list[str] = []
     left = chosen
-    while left and able and len(found) < _MOST_FEATURES:
-        name = max(sorted(able), key=lambda n: (able[n] & left).bit_count())
-        if not able[name] & left:
+    while left and inside and len(found) < _MOST_FEATURES:
+        name = max(sorted(inside), key=lambda n: (inside[n] & left).bit_count())
+        if not inside[name] & left:
             break
-        left &= ~able[name]
+        left &= ~inside[name]
         found.append(name)
-    return tuple(found)
+    both = _both(nodes, chosen) if left else None
+    if both and (nodes[both[0]] & nodes[both[1]]).bit_count() > (chosen & ~left).bit_count():
+        return "&".join(both)
+    return "|".join(found)
+
+
+def _both(nodes: Mapping[str, int], chosen: int) -> tuple[str, str] | None:
+    """The two features that together name most of the chosen nodes, and none else."""
+    pairs = {
+        pair: nodes[pair[0]] & nodes[pair[1]]
+        for pair in itertools.combinations(sorted(nodes)[:_MOST_PAIRED], 2)
+    }
+    able = [pair for pair, both in pairs.items() if both and not both & ~chosen]
+    return max(able, key=lambda pair: pairs[pair].bit_count(), default=None)

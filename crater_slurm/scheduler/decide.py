@@ -176,7 +176,7 @@ class Decider:
             job,
             message,
             exclude=view.hostlist(excluded) if excluded else "",
-            prefer=outcome.prefer_features if self.prefer else (),
+            prefer=outcome.prefer if self.prefer else "",
             gres_names=view.cluster.gres_types & self.consume,
             gres_style=message.get("gres_style", "/"),
         )

@@ -55,7 +55,7 @@ class Choice:
     inventory: Inventory
     ranked: tuple[Ranked, ...]
     preferred: int
-    features: tuple[str, ...]
+    prefer: str
 
 
 class Preferring:
@@ -113,7 +113,7 @@ class Preferring:
             outcome,
             ranked=choice.ranked,
             preferred=choice.preferred,
-            prefer_features=choice.features,
+            prefer=choice.prefer,
         )
 
     def learn(self, outcome: Outcome, inventory: Inventory) -> None:
@@ -199,8 +199,8 @@ class Preferring:
         # Where no node has room now, Slurm has no choice to make.
         able = [group for group in ranked if group.score.terms[-1].why != _NO_ROOM]
         preferred = score.preferred(able, self._tolerance)
-        features = score.features_of(preferred, outcome.passed, inventory.feature_sets)
-        return Choice(inventory, ranked, preferred, features)
+        prefer = score.expression_of(preferred, outcome.passed, inventory.feature_sets)
+        return Choice(inventory, ranked, preferred, prefer)
 
     def _with(
         self, inventory: Inventory, nodes: int, fit: Score, cost: float | None, gpus: int

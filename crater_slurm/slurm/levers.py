@@ -54,14 +54,14 @@ def changes(
     raw: Mapping[str, str],
     *,
     exclude: str = "",
-    prefer: tuple[str, ...] = (),
+    prefer: str = "",
     gres_names: frozenset[str] = frozenset(),
     gres_style: str = "/",
 ) -> Changes:
     """Job fields for a placement.
 
     ``raw`` holds the job's fields as the filter sent them (``field.NAME``), ``exclude`` a host
-    list, ``prefer`` node features of which any is as good, ``gres_names`` the cluster's GresTypes,
+    list, ``prefer`` an expression of node features, ``gres_names`` the cluster's GresTypes,
     ``gres_style`` what follows ``gres`` in this Slurm's TRES strings.
     """
     result = Changes()
@@ -73,7 +73,7 @@ def changes(
         result.fields["exc_nodes"] = f"{job.exclude},{exclude}" if job.exclude else exclude
     # Slurm takes the preference in place of the constraint, so it is not ours to add one there.
     if prefer and not job.features and not raw.get("field.prefer"):
-        result.fields["prefer"] = "|".join(prefer)
+        result.fields["prefer"] = prefer
     return result
 
 

@@ -33,6 +33,13 @@ def test_a_small_job_goes_to_small_cards_and_to_others_when_those_are_taken(empt
     assert further["NodeList"] != "l1"
 
 
+def test_two_features_together_name_nodes(empty: Lab) -> None:
+    """a1 and a2 share their cards with s1, whose drive is slow, and their drive's class with h1."""
+    said = submit(empty, crater="gpus=2 gpu-memory=40GiB cpus=8 ssd-iops=200k")
+    record = running(empty, accepted(said))
+    assert record["NodeList"] in ("a1", "a2")
+
+
 def test_a_users_own_preference_and_constraint_win(empty: Lab) -> None:
     for option in ("--prefer", "--constraint"):
         job = accepted(submit(empty, f"{option}=gpu_h100-sxm5-80gb", crater=SMALL))

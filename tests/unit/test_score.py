@@ -13,7 +13,7 @@ from crater_slurm.model import drives
 from crater_slurm.model.profile import NodeProfile
 from crater_slurm.placement.need import Need
 from crater_slurm.placement.rules import evaluate
-from crater_slurm.placement.score import Ranked, Score, Weights, features_of, preferred, score
+from crater_slurm.placement.score import Ranked, Score, Weights, expression_of, preferred, score
 
 GIB = 1024
 
@@ -85,12 +85,12 @@ def test_the_smaller_card_suits_a_small_job_better() -> None:
     planner = view(node("a1"), small, features={"l1": {"gpu_l4"}}).planner
     outcome = replan(planner, "gpus=1 gpu-memory=16GiB")
     assert [group.example for group in outcome.ranked] == ["l1", "a1"]
-    assert outcome.prefer_features == ("gpu_l4",)
+    assert outcome.prefer == "gpu_l4"
 
 
 def test_equal_nodes_are_all_preferred_which_is_none() -> None:
     outcome = plan("gpus=1 gpu-memory=16GiB", node("a1"), node("a2"))
-    assert (len(outcome.ranked), outcome.preferred, outcome.prefer_features) == (1, 0, ())
+    assert (len(outcome.ranked), outcome.preferred, outcome.prefer) == (1, 0, "")
 
 
 def group(nodes: int, value: float) -> Ranked:
@@ -107,18 +107,30 @@ def test_nodes_within_the_tolerance_are_preferred_with_the_best() -> None:
 
 def test_a_feature_that_a_poorer_node_has_too_names_nothing() -> None:
     sets = [(frozenset({"both", "fast"}), 0b001), (frozenset({"both"}), 0b010)]
-    assert features_of(0b001, 0b011, sets) == ("fast",)
-    assert features_of(0b010, 0b011, sets) == ()
+    assert expression_of(0b001, 0b011, sets) == "fast"
+    assert expression_of(0b010, 0b011, sets) == ""
 
 
 def test_features_outside_the_nodes_that_pass_do_not_matter() -> None:
     sets = [(frozenset({"fast"}), 0b101), (frozenset({"slow"}), 0b010)]
-    assert features_of(0b001, 0b011, sets) == ("fast",)
+    assert expression_of(0b001, 0b011, sets) == "fast"
 
 
 def test_several_features_cover_what_one_does_not() -> None:
     sets = [(frozenset({"a"}), 0b0011), (frozenset({"b"}), 0b0100), (frozenset({"c"}), 0b1000)]
-    assert features_of(0b0111, 0b1111, sets) == ("a", "b")
+    assert expression_of(0b0111, 0b1111, sets) == "a|b"
+
+
+def test_two_features_name_what_no_single_one_does() -> None:
+    """Fast drives are in other machines too, and so are these cards."""
+    sets = [
+        (frozenset({"a100", "fast"}), 0b0011),
+        (frozenset({"a100"}), 0b0100),
+        (frozenset({"h100", "fast"}), 0b1000),
+    ]
+    assert expression_of(0b0011, 0b1111, sets) == "a100&fast"
+    assert expression_of(0b1011, 0b1111, sets) == "fast", "one feature says it all"
+    assert expression_of(0b1100, 0b1111, sets) == "h100", "and never both kinds at once"
 
 
 def test_the_filter_prefers_unless_the_user_named_features() -> None:

@@ -159,7 +159,7 @@ def test_the_second_job_of_a_kind_prefers_where_it_strands_less() -> None:
     assert first is outcome, "nothing is known of the cluster yet"
     preferring.refresh()
     second = preferring.look(outcome, there.planner.inventory)
-    assert second.prefer_features == ("gpu_l4",)
+    assert second.prefer == "gpu_l4"
     best, other = second.ranked
     assert (best.example, other.example) == ("b1", "a1")
     assert [t.name for t in best.score.terms] == ["cpu-cores", "fragmentation"]
@@ -188,7 +188,7 @@ def test_where_nothing_has_room_slurm_has_no_choice() -> None:
     preferring.look(outcome, there.planner.inventory)
     preferring.refresh()
     found = preferring.look(outcome, there.planner.inventory)
-    assert found.prefer_features == ()
+    assert found.prefer == ""
     assert {group.score.terms[-1].why for group in found.ranked} == {"no room now"}
 
 
