@@ -6,9 +6,10 @@ import os
 import platform
 import sys
 
-from bench import decision, hooks, memory, placement, probe, scan, submit
+from bench import daemon, decision, hooks, memory, placement, probe, scan, submit
 
 ALL = {
+    "daemon": daemon.run,
     "decision": decision.run,
     "submit": submit.run,
     "hooks": hooks.run,

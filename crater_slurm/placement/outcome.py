@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from crater_slurm.model.plan import Condition, Placement, Plan
+from crater_slurm.model.plan import Condition, NodeScore, Placement, Plan
 from crater_slurm.model.profile import NodeProfile
 from crater_slurm.placement.need import Need
 from crater_slurm.placement.score import Ranked
@@ -47,6 +47,7 @@ class Outcome:
     failed: int = 0
     unknown: int = 0
     ranked: tuple[Ranked, ...] = ()
+    scores: tuple[NodeScore, ...] = ()
     preferred: int = 0
     prefer: str = ""
     placement: Placement | None = None

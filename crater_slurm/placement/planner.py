@@ -139,6 +139,7 @@ class Planner:
         return dataclasses.replace(
             outcome,
             ranked=ranked,
+            scores=score.told(ranked, preferred),
             preferred=preferred,
             prefer=score.expression_of(preferred, passed, self.inventory.feature_sets),
             placement=planned.placement(need, passing, gres_type, share),

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from crater_slurm.model import drives
+from crater_slurm.model.plan import NodeScore, ScoreTerm
 from crater_slurm.model.profile import NodeProfile, Nvme
 from crater_slurm.model.units import format_mib, format_number
 from crater_slurm.placement.inventory import NodeClass
@@ -22,6 +23,8 @@ from crater_slurm.placement.rules import Result, physical_cores
 
 #: Slurm takes 1,024 characters of features; a preference that needs more words says little.
 _MOST_FEATURES = 8
+#: Groups of nodes that a record tells about.
+_MOST_TOLD = 20
 #: Features that are tried in pairs.
 _MOST_PAIRED = 64
 
@@ -163,6 +166,29 @@ def preferred(ranked: Sequence[Ranked], tolerance: float) -> int:
         if group.score.value >= least:
             chosen |= group.nodes
     return 0 if chosen == everything else chosen
+
+
+def told(ranked: Sequence[Ranked], preferred_nodes: int) -> tuple[NodeScore, ...]:
+    """The scores for a record; none where there is nothing to tell nodes apart."""
+    return tuple(
+        NodeScore(
+            example=group.example,
+            count=group.nodes.bit_count(),
+            value=round(group.score.value, 4),
+            preferred=bool(group.nodes & preferred_nodes),
+            terms=tuple(
+                ScoreTerm(
+                    name=term.name,
+                    weight=round(term.weight, 4),
+                    value=round(term.value, 4),
+                    why=term.why,
+                )
+                for term in group.score.terms
+            ),
+        )
+        for group in ranked[:_MOST_TOLD]
+        if group.score.terms
+    )
 
 
 def expression_of(chosen: int, passed: int, sets: Sequence[tuple[frozenset[str], int]]) -> str:

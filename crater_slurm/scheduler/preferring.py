@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from crater_slurm.errors import CraterError
 from crater_slurm.model.cluster import NodeUse
+from crater_slurm.model.plan import NodeScore
 from crater_slurm.model.profile import NodeProfile
 from crater_slurm.placement import score, stranding
 from crater_slurm.placement.inventory import Inventory
@@ -54,6 +55,7 @@ class Choice:
 
     inventory: Inventory
     ranked: tuple[Ranked, ...]
+    scores: tuple[NodeScore, ...]
     preferred: int
     prefer: str
 
@@ -112,6 +114,7 @@ class Preferring:
         return replace(
             outcome,
             ranked=choice.ranked,
+            scores=choice.scores,
             preferred=choice.preferred,
             prefer=choice.prefer,
         )
@@ -180,11 +183,9 @@ class Preferring:
                 if key in self._kept:
                     self._kept[key] = (outcome, choice)
 
-    def _choice(self, picture: _Picture, outcome: Outcome, measure: Measure) -> Choice | None:
+    def _choice(self, picture: _Picture, outcome: Outcome, measure: Measure) -> Choice:
         inventory, need = picture.inventory, outcome.need
         groups = _groups(outcome, inventory)
-        if not groups:
-            return None
         models = frozenset(m for m, nodes in inventory.models.items() if nodes & outcome.passed)
         kind = Kind(need.gpus, stranding.take_of(need), models)
         arrays = stranding.masks([nodes for nodes, _ in groups], len(inventory.names))
@@ -200,7 +201,7 @@ class Preferring:
         able = [group for group in ranked if group.score.terms[-1].why != _NO_ROOM]
         preferred = score.preferred(able, self._tolerance)
         prefer = score.expression_of(preferred, outcome.passed, inventory.feature_sets)
-        return Choice(inventory, ranked, preferred, prefer)
+        return Choice(inventory, ranked, score.told(ranked, preferred), preferred, prefer)
 
     def _with(
         self, inventory: Inventory, nodes: int, fit: Score, cost: float | None, gpus: int
@@ -219,15 +220,22 @@ class Preferring:
 
 
 def _groups(outcome: Outcome, inventory: Inventory) -> list[tuple[int, Score]]:
-    """Nodes that features can tell apart and that suit alike; none where there are too many."""
-    found = []
-    for ranked in outcome.ranked:
-        for _, members in inventory.feature_sets:
-            if nodes := ranked.nodes & members & outcome.passed:
-                found.append((nodes, ranked.score))
-                if len(found) > _MOST_GROUPS:
-                    return []
-    return found
+    """Nodes that suit alike and that features can tell apart; by GPU model alone where there are
+    too many such groups, and then those that suit best."""
+    by_features = (members for _, members in inventory.feature_sets)
+    found = _crossed(outcome, list(by_features))
+    if len(found) > _MOST_GROUPS:
+        found = _crossed(outcome, list(inventory.models.values()))
+    return found[:_MOST_GROUPS]
+
+
+def _crossed(outcome: Outcome, sets: list[int]) -> list[tuple[int, Score]]:
+    return [
+        (nodes, ranked.score)
+        for ranked in outcome.ranked
+        for members in sets
+        if (nodes := ranked.nodes & members)
+    ]
 
 
 def _words(cost: float) -> str:

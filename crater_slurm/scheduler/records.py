@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from crater_slurm.model.job import GpuOption, Job
-from crater_slurm.model.plan import Decision, Mode, NodeScore, ScoreTerm, Verdict
+from crater_slurm.model.plan import Decision, Mode, Verdict
 from crater_slurm.model.request import Request
 from crater_slurm.placement.outcome import Outcome
 from crater_slurm.scheduler.state import View
@@ -16,7 +16,6 @@ from crater_slurm.slurm.fields import planning_fields
 #: Of the user's options this much is kept in a record; a node list may be longer than useful.
 _LONGEST_OPTION = 500
 _MOST_ITEMS = 50
-_MOST_SCORES = 20
 #: All of them together that a job is planned again from; a list of 5,000 nodes fits.
 _LONGEST_SUBMITTED = 65_536
 
@@ -83,33 +82,10 @@ def record(
         nodes_passed=outcome.passed.bit_count(),
         passed_nodes=view.hostlist(outcome.passed),
         excluded=outcome.excluded,
-        scores=_scores(outcome),
+        scores=outcome.scores,
         nearest_node=outcome.nearest_node,
         smallest_change=outcome.smallest_change,
         plan=outcome.plan,
         submitted=_replayable(message),
         facts=outcome.facts,
-    )
-
-
-def _scores(outcome: Outcome) -> tuple[NodeScore, ...]:
-    """The scores of the nodes that can run the job, where there is something to tell them apart."""
-    return tuple(
-        NodeScore(
-            example=group.example,
-            count=group.nodes.bit_count(),
-            value=round(group.score.value, 4),
-            preferred=bool(group.nodes & outcome.preferred),
-            terms=tuple(
-                ScoreTerm(
-                    name=term.name,
-                    weight=round(term.weight, 4),
-                    value=round(term.value, 4),
-                    why=term.why,
-                )
-                for term in group.score.terms
-            ),
-        )
-        for group in outcome.ranked[:_MOST_SCORES]
-        if group.score.terms
     )

@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 
 from crater_slurm.model.directives import (
     DirectiveError,
+    Origin,
+    _words,
     header_lines,
     parse_comment,
     parse_job,
@@ -32,6 +34,18 @@ LONG = 1 << 18  # the filter sends at most 256 KiB of a script
 
 def read(path: Path) -> str:
     return path.read_bytes().decode()
+
+
+@given(st.text(alphabet="ab=#'\"\\ \t,1\x0b\u00a0", max_size=24))
+def test_words_are_what_the_shell_would_make_of_them(text: str) -> None:
+    """The short way for plain lines and the lexer never differ."""
+    origin = Origin(1, text)
+    problems: list[str] = []
+    quick = _words(origin, text, problems)
+    if problems:
+        return
+    # A tab between words is not plain, and nothing else about the line is changed by it.
+    assert quick == _words(origin, "\t" + text, [])
 
 
 @pytest.mark.parametrize("script", VALID, ids=lambda p: p.stem)
