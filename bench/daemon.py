@@ -8,6 +8,7 @@ Beside it the same submissions with the rules alone. In a process of its own, wh
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 import random
 import resource
@@ -19,7 +20,7 @@ import time
 from bench.decision import gres_of, message, nodes
 from bench.table import quantile, show
 from crater_slurm.model.cluster import NodeUse, SlurmCluster, SlurmNode
-from crater_slurm.model.observation import Observation
+from crater_slurm.model.observation import Observation, key_of
 from crater_slurm.model.plan import Mode
 from crater_slurm.model.profile import NodeProfile
 from crater_slurm.model.workload import Workload
@@ -85,15 +86,20 @@ def _cluster() -> tuple[View, dict[str, NodeProfile], dict[str, NodeUse]]:
     return view, {p.name: p for p in profiles}, used
 
 
-def _peaks(workload: Workload) -> tuple[Observation, ...]:
-    """Sixteen jobs of the same kind, as an index of the scheduler keeps them."""
+@functools.cache
+def _seen(key: str, model: str) -> tuple[Observation, ...]:
     return tuple(
         Observation(
             job_id=n, plan_id="p", node="n1", time=float(n), seconds=900.0, ended=True, samples=9,
-            key=workload.key, workload={"model": workload.model}, gpu_memory_peak_mib=20_000 + n,
+            key=key, workload={"model": model}, gpu_memory_peak_mib=20_000 + n,
         )
         for n in range(16)
     )  # fmt: skip
+
+
+def _peaks(workload: Workload) -> tuple[Observation, ...]:
+    """Sixteen jobs of the same kind, as an index of the scheduler keeps them."""
+    return _seen(key_of(workload), workload.model or "")
 
 
 def _times(decider: Decider, view: View) -> list[float]:

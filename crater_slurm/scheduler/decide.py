@@ -160,22 +160,46 @@ class Decider:
             return hands_off(
                 notes, f"crater knows no partition {unknown[0][:80]!r}" if unknown else why, mode
             )
-        now = self.clock()
-        made = record(decision_id, mode, now, directives.request, job, outcome, view, message)
         notes += outcome.notes
         steered = steering.steer(self.board(), view, outcome, scope)
-        made = dataclasses.replace(made, health=steered.record, prediction=prognosis.record)
+        made = record(
+            decision_id,
+            mode,
+            self.clock(),
+            directives.request,
+            job,
+            outcome,
+            view,
+            message,
+            health=steered.record,
+            prediction=prognosis.record,
+        )
         if not outcome.feasible:
             return refusal(made, outcome, view, notes, mode)
         notes += steered.notes
-        excluded = outcome.failed | steered.left_out
+        left_out = outcome.failed | steered.left_out
+        return self._carried_out(made, outcome, job, message, view, left_out, notes)
+
+    def _carried_out(
+        self,
+        made: Decision,
+        outcome: Outcome,
+        job: Job,
+        message: Mapping[str, str],
+        view: View,
+        left_out: int,
+        notes: list[str],
+    ) -> Answer:
+        """The plan as Slurm is asked for it, signed for the nodes, in words for its user."""
         if job.het_component:
             notes.append("each component of a heterogeneous job is planned on its own")
+        placement = outcome.placement
+        assert placement is not None
         changes = levers.changes(
-            outcome.placement,  # type: ignore[arg-type]
+            placement,
             job,
             message,
-            exclude=view.hostlist(excluded) if excluded else "",
+            exclude=view.hostlist(left_out) if left_out else "",
             prefer=outcome.prefer if self.prefer else "",
             gres_names=view.cluster.gres_types & self.consume,
             gres_style=message.get("gres_style", "/"),
@@ -191,9 +215,8 @@ class Decider:
                 f"-c{changes.fields['cpus_per_task']} to use all cores"
             )
         # Nothing to keep together is as good as kept.
-        together = changes.together or not outcome.placement.domains  # type: ignore[union-attr]
-        summary = summary_of(outcome, together)
-        return accepted(made, summary, changes, environment, notes, mode)
+        summary = summary_of(outcome, changes.together or not placement.domains)
+        return accepted(made, summary, changes, environment, notes, made.mode)
 
     def _sign(
         self,

@@ -67,7 +67,11 @@ def record(
     outcome: Outcome,
     view: View,
     message: Mapping[str, str],
+    *,
+    health: dict[str, object] | None = None,
+    prediction: dict[str, object] | None = None,
 ) -> Decision:
+    """The record of one submission's outcome."""
     return Decision(
         id=decision_id,
         verdict=Verdict.PLANNED if outcome.feasible else Verdict.REFUSED,
@@ -88,4 +92,6 @@ def record(
         plan=outcome.plan,
         submitted=_replayable(message),
         facts=outcome.facts,
+        health=health or {},
+        prediction=prediction or {},
     )
