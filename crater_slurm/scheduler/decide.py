@@ -188,12 +188,14 @@ class Decider:
         now = self.clock()
         record = _record(decision_id, mode, now, directives.request, job, outcome, view, message)
         notes += outcome.notes
-        steered = steering.steer(self.board(), view, outcome, scope)
+        own = message.get("field.prefer", "")
+        steered = steering.steer(self.board(), view, outcome, scope, own)
         record = dataclasses.replace(record, health=steered.record)
         if not outcome.feasible:
             return _refusal(record, outcome, view, notes, mode)
         notes += steered.notes
         excluded = outcome.failed | steered.left_out
+        prefer = steering.preference(view, outcome, job, scope, steered.left_out)
         if job.het_component:
             notes.append("each component of a heterogeneous job is planned on its own")
         changes = levers.changes(
@@ -201,7 +203,7 @@ class Decider:
             job,
             message,
             exclude=view.hostlist(excluded) if excluded else "",
-            prefer=outcome.prefer_features if self.prefer else (),
+            prefer=prefer if self.prefer else (),
             gres_names=view.cluster.gres_types & self.consume,
             gres_style=message.get("gres_style", "/"),
         )

@@ -1,6 +1,6 @@
 """Keeps the nodes that waiting jobs exclude true to the cluster: repaired and degraded nodes count.
 
-Looks only after the picture of the cluster changed. What crater set is replaced, the user's own
+Looks only after the picture of the cluster or the nodes' health changed. What crater set is replaced, the user's own
 exclusions stay, and a list that somebody else edited is left alone. No job is ever cancelled.
 """
 
@@ -15,6 +15,7 @@ from crater_slurm.model.plan import Decision
 from crater_slurm.model.queue import QueuedJob
 from crater_slurm.placement.reconcile import Act, Judgement, Wanted, judge
 from crater_slurm.scheduler.actions import Actor
+from crater_slurm.scheduler.health import Board
 from crater_slurm.scheduler.planned import Planned
 from crater_slurm.scheduler.state import View
 from crater_slurm.slurm import hostlist
@@ -42,21 +43,27 @@ class Reconciler:
         actor: Actor,
         store: Callable[[], Store],
         replan: Replan,
+        board: Callable[[], Board | None] = lambda: None,
+        ready: Callable[[], bool] = lambda: True,
     ) -> None:
         self._settings = settings
         self._actor = actor
         self._open_store = store
         self._replan = replan
-        self._serial: int | None = None
+        self._board = board
+        self._ready = ready
+        self._seen: tuple[object, ...] = ()
         self._looks_left = 0
         self._times: deque[float] = deque()
 
     def wants(self, view: View) -> bool:
-        """Whether the cluster changed since all jobs were looked at."""
-        if view.serial != self._serial:
-            self._serial = view.serial
+        """Whether cluster or health changed since all jobs were looked at, and both are known."""
+        board = self._board()
+        now = (view.serial, board.grades if board else ())
+        if now != self._seen:
+            self._seen = now
             self._looks_left = _LOOKS
-        return self._settings.enabled and self._looks_left > 0
+        return self._settings.enabled and self._looks_left > 0 and self._ready()
 
     def look(self, planned: Sequence[Planned], view: View) -> None:
         """Bring waiting jobs up to date. Raises StoreError, and looks again the next time."""
@@ -74,7 +81,8 @@ class Reconciler:
                     continue
                 if not self._may_act():
                     return  # the rest has its turn at a later look
-                self._actor.act(action, excluded=action.value)
+                also = {"prefer": ""} if wanted.unprefer else {}
+                self._actor.act(action, excluded=action.value, **also)
             elif judgement.act is not Act.LEAVE:
                 self._note(entry, judgement, before)
         self._looks_left -= 1

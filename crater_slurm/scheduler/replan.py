@@ -15,18 +15,24 @@ from crater_slurm.model.plan import Decision
 from crater_slurm.model.request import Request
 from crater_slurm.placement.outcome import Outcome
 from crater_slurm.placement.reconcile import Wanted
+from crater_slurm.scheduler import steering
 from crater_slurm.scheduler.decide import scope_of
+from crater_slurm.scheduler.health import Board
 from crater_slurm.scheduler.state import View
 from crater_slurm.slurm import gres, hostlist, levers
 from crater_slurm.slurm.fields import job_from_fields
 
-#: Fields of the answer that are no request: the list itself, the token, and flags apart.
-_APART = {"exc_nodes", "comment", "flags"}
+#: Fields of the answer that are no request: the list itself, the token, what is only preferred
+#: and keeps no job waiting, and flags apart.
+_APART = {"exc_nodes", "comment", "prefer", "flags"}
 
 
-def wanted(decision: Decision, view: View, consume: Collection[str]) -> Wanted | None:
+def wanted(
+    decision: Decision, view: View, consume: Collection[str], board: Board | None = None
+) -> Wanted | None:
     """The nodes that the decision's job must not get now; None when that can't be told.
 
+    Degraded nodes of the ``board`` are left out as at submit, as far as others can take the job.
     Tried first as it was submitted, then with the GPU type that it was given at submit: where
     another one came to be preferred, the job still waits for its own.
     """
@@ -36,20 +42,25 @@ def wanted(decision: Decision, view: View, consume: Collection[str]) -> Wanted |
     pinned = {k: v for k, v in decision.submitted.items() if k != "field.tres_per_node"}
     pinned["field.gres"] = given or ""
     try:
-        found = _planned(decision, decision.submitted, view, consume)
+        found = _planned(decision, decision.submitted, view, consume, board)
         if found is None or not found.feasible or found.same or not _typed(given or ""):
             return found
-        return _planned(decision, pinned, view, consume) or found
+        return _planned(decision, pinned, view, consume, board) or found
     except (ValueError, TypeError, UsageError):
         return None  # a record of a newer version, or nodes that Slurm no longer has in words
 
 
 def _planned(
-    decision: Decision, message: dict[str, str], view: View, consume: Collection[str]
+    decision: Decision,
+    message: dict[str, str],
+    view: View,
+    consume: Collection[str],
+    board: Board | None,
 ) -> Wanted | None:
     job = job_from_fields(message)
     request = Request(**decision.request)  # type: ignore[arg-type]
-    outcome = view.planner.plan(decision.id, request, job, scope_of(job, view.cluster.time))
+    scope = scope_of(job, view.cluster.time)
+    outcome = view.planner.plan(decision.id, request, job, scope)
     if not outcome.known:
         return None
     if not outcome.feasible or outcome.placement is None:
@@ -62,10 +73,18 @@ def _planned(
         gres_style=message.get("gres_style", "/"),
     )
     different = _different(decision, changes, pinned=message is not decision.submitted)
-    failed = hostlist.names(view.hostlist(outcome.failed))
+    own = message.get("field.prefer", "")
+    left_out = steering.steer(board, view, outcome, scope, own).left_out
+    without = hostlist.names(view.hostlist(outcome.failed | left_out))
     why = f"it would be planned otherwise now ({', '.join(different)})" if different else ""
+    given = decision.fields.get("prefer", "")
+    bars = bool(own or given) and not steering.lasts(view, own or given, outcome, scope, left_out)
     return Wanted(
-        excluded=_own(job) | failed if job.exclude else failed, same=not different, why=why
+        excluded=_own(job) | without if job.exclude else without,
+        same=not different,
+        why=why,
+        against="Slurm would hold it, for the sake of its own --prefer" if own and bars else "",
+        unprefer=bars and not own,
     )
 
 

@@ -96,7 +96,9 @@ class Service:
         self.utilization = Utilization(self.registry)
         consume = frozenset(settings.filter.consume)
         #: What planning a waiting job again comes to; see replan.wanted.
-        self.replan: Replan = functools.partial(replan.wanted, consume=consume)
+        self.replan: Replan = lambda decision, view: replan.wanted(
+            decision, view, consume, self._board()
+        )
         self.watch = self._queue_watch()
 
     def _health_watch(self) -> HealthWatch:
@@ -144,6 +146,8 @@ class Service:
             actor(settings.reconcile.dry_run),
             self.store,
             lambda decision, view: self.replan(decision, view),
+            self._board,
+            lambda: self.health.settled() or not settings.health.exclude_degraded,
         )
         return QueueWatch(
             (sla, reconciler),

@@ -163,9 +163,12 @@ class State:
         if known is None or self.view is None or _placed(cluster) != _placed(known):
             self._stale = True
         else:  # the same nodes, so the planner keeps what it has worked out; the time is new
-            same = _rules(cluster) == _rules(known)
-            planner = self.view.planner if same else self.view.planner.ruled(cluster)
-            self.view = dataclasses.replace(self.view, cluster=cluster, planner=planner)
+            planner, serial = self.view.planner, self.view.serial
+            if _rules(cluster) != _rules(known):
+                planner, serial = planner.ruled(cluster), serial + 1
+            self.view = dataclasses.replace(
+                self.view, cluster=cluster, planner=planner, serial=serial
+            )
 
     def _build(self, cluster: SlurmCluster) -> None:
         built = inventory.build(

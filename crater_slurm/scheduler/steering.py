@@ -1,4 +1,9 @@
-"""Keeps a submission off degraded nodes: which are left out, and the words and record of it."""
+"""Keeps a submission off degraded nodes: which are left out, and the words and record of it.
+
+And says what a job may prefer besides. Slurm (22.05 to 26.05) refuses a job whose preferred nodes
+alone, busy and down ones too, could never run it, and one that comes to this while it waits is
+held for ever by 24.11 and 26.05. So no preference is given, and none is kept, without such nodes.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +11,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from crater_slurm.model.job import Job
+from crater_slurm.placement import score
 from crater_slurm.placement.avoid import avoid
 from crater_slurm.placement.outcome import Outcome, Scope
 from crater_slurm.placement.tally import union
 from crater_slurm.scheduler.health import Board, GradedSets
 from crater_slurm.scheduler.state import View
+from crater_slurm.slurm import features
 
 #: Nodes that a record tells about one by one.
 _MOST_TOLD = 20
@@ -30,13 +38,20 @@ class Steered:
 NOTHING = Steered()
 
 
-def steer(board: Board | None, view: View, outcome: Outcome, scope: Scope) -> Steered:
-    """What health changes about a plan: nothing, where no degraded node could have run the job."""
+def steer(
+    board: Board | None, view: View, outcome: Outcome, scope: Scope, own: str = ""
+) -> Steered:
+    """What health changes about a plan: nothing, where no degraded node could have run the job.
+
+    Nodes that the user names are never left out, nor what ``own`` prefers: the user's --prefer.
+    """
     inventory = view.planner.inventory
     grades = board.worst_first(inventory) if board else None
     if board is None or grades is None or not outcome.feasible:
         return NOTHING
     named = inventory.name_set(scope.only or ())
+    if own:
+        named |= _matching(view, own, unread=inventory.everything)
     key = (outcome.passed, outcome.need.nodes, named)
     # Users repeat themselves, and putting many nodes into words takes longer than the decision.
     steered = grades.kept.get(key)
@@ -86,3 +101,38 @@ def _notes(
         why = "your options name nodes" if named else "too few other nodes could run this job"
         are = "is" if kept.bit_count() == 1 else "are"
         yield f"{view.hostlist(kept)} {are} degraded and may still be chosen: {why}{seen}"
+
+
+def preference(
+    view: View, outcome: Outcome, job: Job, scope: Scope, left_out: int
+) -> tuple[str, ...]:
+    """Node features that the job may prefer; none where Slurm might refuse it for them."""
+    # What the user's own gres leave of the nodes is Slurm's to know.
+    if not outcome.prefer_features or job.gres:
+        return ()
+    found = outcome.prefer_features
+    passed = outcome.passed & ~left_out
+    if outcome.preferred & left_out:
+        sets = view.planner.inventory.feature_sets
+        found = score.features_of(outcome.preferred & passed, passed, sets)
+    return found if lasts(view, "|".join(found), outcome, scope, left_out) else ()
+
+
+def lasts(view: View, expression: str, outcome: Outcome, scope: Scope, left_out: int) -> bool:
+    """Whether the nodes of a --prefer that are not excluded could run the job without others."""
+    inventory = view.planner.inventory
+    matching = _matching(view, expression, unread=0) & outcome.passed & ~left_out
+    named = inventory.name_set(scope.only or ())
+    partitions = [inventory.partitions.get(name, 0) for name in scope.partitions] or [matching]
+    least = max(outcome.need.nodes, 1)
+    return not named & ~matching and all(
+        (matching & nodes).bit_count() >= least for nodes in partitions
+    )
+
+
+def _matching(view: View, expression: str, *, unread: int) -> int:
+    """Nodes whose features match; ``unread`` for an expression that can't be judged here."""
+    matches = features.compile_expression(expression)
+    if matches is None:
+        return unread
+    return union(nodes for names, nodes in view.planner.inventory.feature_sets if matches(names))

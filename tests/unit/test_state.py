@@ -173,8 +173,11 @@ def test_the_store_is_read_whole_once_and_then_only_what_changed(
         lambda c: dataclasses.replace(
             c, nodes=(dataclasses.replace(c.nodes[0], state="down"), *c.nodes[1:])
         ),
+        lambda c: dataclasses.replace(c, partitions=(Partition(name="gpu", max_nodes=1),)),
+        lambda c: dataclasses.replace(c, reservations=(Reservation(name="r", start=0, end=1),)),
+        lambda c: dataclasses.replace(c, enforce_limits="ALL"),
     ],
-    ids=["nodes", "default partition", "state"],
+    ids=["nodes", "default partition", "state", "limits", "reservations", "enforcement"],
 )
 def test_what_slurm_changes_is_seen(state: State, slurm: FakeSlurm, change) -> None:  # type: ignore[no-untyped-def]
     state.refresh()
