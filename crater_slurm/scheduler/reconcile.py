@@ -1,7 +1,8 @@
 """Keeps the nodes that waiting jobs exclude true to the cluster: repaired and degraded nodes count.
 
-Looks only after the picture of the cluster or the nodes' health changed. What crater set is replaced, the user's own
-exclusions stay, and a list that somebody else edited is left alone. No job is ever cancelled.
+Looks only after the picture of the cluster or the nodes' health changed. What crater set is
+replaced, the user's own exclusions stay, and a list that somebody else edited is left alone. No job
+is ever cancelled.
 """
 
 from __future__ import annotations

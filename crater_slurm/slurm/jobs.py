@@ -72,7 +72,7 @@ def _chosen(jobs: Iterable[str], running: bool) -> list[str]:
 
 
 def update(client: Client, label: str, **changes: str | int) -> None:
-    """``scontrol update``: nice, priority, qos, excluded, prefer. Raises SlurmError in Slurm's words.
+    """``scontrol update``: nice, priority, qos, excluded, prefer. SlurmError has Slurm's words.
 
     ``label`` names a job, one task or the tasks of an array, see ``QueuedJob.label``.
     """
