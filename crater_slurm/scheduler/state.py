@@ -21,7 +21,8 @@ from crater_slurm.model.profile import NodeProfile
 from crater_slurm.placement import inventory
 from crater_slurm.placement.planner import Planner, Preference
 from crater_slurm.placement.sharing import Policy
-from crater_slurm.slurm import hostlist
+from crater_slurm.placement.tally import union
+from crater_slurm.slurm import features, hostlist
 from crater_slurm.slurm.client import Client
 from crater_slurm.store.repository import Store
 
@@ -33,7 +34,7 @@ _STORE_POLL_SECONDS = 1.0
 _FIRST_POLL_SECONDS = 0.5
 #: With it Slurm may give a job shards of several GPUs, also where one would do.
 _SPREADS_SHARDS = "MULTIPLE_SHARING_GRES_PJ"
-#: Every node set that was put into words so far; a cluster has few distinct ones.
+#: Node sets put into words, and expressions turned into node sets; a cluster has few distinct ones.
 _WORDED_SETS = 1024
 
 
@@ -49,6 +50,7 @@ class View:
     profiles: int
     serial: int = 0
     _words: dict[int, str] = field(default_factory=dict)
+    _matches: dict[str, int | None] = field(default_factory=dict)
 
     def hostlist(self, nodes: int) -> str:
         """Host list of a node set; words are kept, because compressing 10,000 names takes 10 ms."""
@@ -59,6 +61,18 @@ class View:
             text = hostlist.compress(self.planner.inventory.names_of(nodes))
             self._words[nodes] = text
         return text
+
+    def matching(self, expression: str) -> int | None:
+        """Nodes whose features match; None where that can't be told. Kept, as words are."""
+        found = self._matches.get(expression, -1)
+        if found == -1:
+            if len(self._matches) >= _WORDED_SETS:
+                self._matches.clear()
+            matches = features.compile_expression(expression)
+            sets = self.planner.inventory.feature_sets
+            found = union(n for f, n in sets if matches(f)) if matches else None
+            self._matches[expression] = found
+        return found
 
 
 class State:

@@ -12,13 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from crater_slurm.model.job import Job
-from crater_slurm.placement import score
 from crater_slurm.placement.avoid import avoid
 from crater_slurm.placement.outcome import Outcome, Scope
 from crater_slurm.placement.tally import union
 from crater_slurm.scheduler.health import Board, GradedSets
 from crater_slurm.scheduler.state import View
-from crater_slurm.slurm import features
 
 #: Nodes that a record tells about one by one.
 _MOST_TOLD = 20
@@ -51,7 +49,8 @@ def steer(
         return NOTHING
     named = inventory.name_set(scope.only or ())
     if own:
-        named |= _matching(view, own, unread=inventory.everything)
+        matching = view.matching(own)
+        named |= inventory.everything if matching is None else matching
     key = (outcome.passed, outcome.need.nodes, named)
     # Users repeat themselves, and putting many nodes into words takes longer than the decision.
     steered = grades.kept.get(key)
@@ -107,32 +106,20 @@ def preference(
     view: View, outcome: Outcome, job: Job, scope: Scope, left_out: int
 ) -> tuple[str, ...]:
     """Node features that the job may prefer; none where Slurm might refuse it for them."""
-    # What the user's own gres leave of the nodes is Slurm's to know.
-    if not outcome.prefer_features or job.gres:
-        return ()
     found = outcome.prefer_features
-    passed = outcome.passed & ~left_out
-    if outcome.preferred & left_out:
-        sets = view.planner.inventory.feature_sets
-        found = score.features_of(outcome.preferred & passed, passed, sets)
+    # What the user's own gres leave of the nodes is Slurm's to know.
+    if not found or job.gres:
+        return ()
     return found if lasts(view, "|".join(found), outcome, scope, left_out) else ()
 
 
 def lasts(view: View, expression: str, outcome: Outcome, scope: Scope, left_out: int) -> bool:
     """Whether the nodes of a --prefer that are not excluded could run the job without others."""
     inventory = view.planner.inventory
-    matching = _matching(view, expression, unread=0) & outcome.passed & ~left_out
+    matching = (view.matching(expression) or 0) & outcome.passed & ~left_out
     named = inventory.name_set(scope.only or ())
     partitions = [inventory.partitions.get(name, 0) for name in scope.partitions] or [matching]
     least = max(outcome.need.nodes, 1)
     return not named & ~matching and all(
         (matching & nodes).bit_count() >= least for nodes in partitions
     )
-
-
-def _matching(view: View, expression: str, *, unread: int) -> int:
-    """Nodes whose features match; ``unread`` for an expression that can't be judged here."""
-    matches = features.compile_expression(expression)
-    if matches is None:
-        return unread
-    return union(nodes for names, nodes in view.planner.inventory.feature_sets if matches(names))

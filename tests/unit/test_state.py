@@ -375,3 +375,24 @@ def test_a_gpu_type_that_slurm_gives_anew_is_a_new_picture(slurm: FakeSlurm, sta
     slurm.found = dataclasses.replace(slurm.found, nodes=nodes)
     state.refresh()
     assert state.view.planner.inventory is not first.inventory
+
+
+def test_the_nodes_of_a_feature_expression_are_those_of_the_present_picture(
+    slurm: FakeSlurm, state: State
+) -> None:
+    def featured(*each: set[str]) -> SlurmCluster:
+        pairs = zip(slurm.found.nodes, each, strict=True)
+        nodes = tuple(dataclasses.replace(n, features=frozenset(f)) for n, f in pairs)
+        return dataclasses.replace(slurm.found, nodes=nodes)
+
+    slurm.found = featured({"a", "b"}, {"b"})
+    state.refresh()
+    for _ in range(2):
+        assert state.view is not None
+        found = [state.view.matching(text) for text in ("a", "b", "a|b", "a&b", "c", "[a*2&b]")]
+        assert found == [0b01, 0b11, 0b11, 0b01, 0, None]
+        state.refresh()
+    slurm.found = featured({"b"}, {"a", "b"})
+    state.refresh()
+    assert state.view is not None
+    assert state.view.matching("a") == 0b10
