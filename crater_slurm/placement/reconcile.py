@@ -25,13 +25,16 @@ class Wanted:
     """What planning the job again comes to: the nodes that it must not get, the user's own too.
 
     ``feasible`` False: no node can run it any more. ``same`` False: it could only run with other
-    options than those that Slurm was given at submit. ``why`` is for people.
+    options than those that Slurm was given at submit. ``why`` is for people. ``against`` says why
+    the list must not be replaced; with ``unprefer`` crater's own preference has to go with it.
     """
 
     excluded: frozenset[str] = frozenset()
     feasible: bool = True
     same: bool = True
     why: str = ""
+    against: str = ""
+    unprefer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +60,14 @@ def judge(
         return Judgement(Act.OTHERWISE, wanted.why)
     if current == wanted.excluded:
         return Judgement(Act.LEAVE, "nothing changes for it")
+    if wanted.against:
+        return Judgement(Act.OTHERWISE, wanted.against)
     opened = len(current - wanted.excluded)
     closed = len(wanted.excluded - current)
-    parts = [f"{opened} nodes more can run it"] if opened else []
-    parts += [f"{closed} nodes no longer can"] if closed else []
-    return Judgement(Act.CHANGE, " and ".join(parts).replace("1 nodes", "1 node"))
+    parts = [f"{_nodes(opened)} more can run it"] if opened else []
+    parts += [f"{_nodes(closed)} left out now"] if closed else []
+    return Judgement(Act.CHANGE, " and ".join(parts))
+
+
+def _nodes(count: int) -> str:
+    return f"{count} node" if count == 1 else f"{count} nodes"

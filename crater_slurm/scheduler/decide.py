@@ -161,7 +161,8 @@ class Decider:
                 notes, f"crater knows no partition {unknown[0][:80]!r}" if unknown else why, mode
             )
         notes += outcome.notes
-        steered = steering.steer(self.board(), view, outcome, scope)
+        own = message.get("field.prefer", "")
+        steered = steering.steer(self.board(), view, outcome, scope, own)
         made = record(
             decision_id,
             mode,
@@ -177,6 +178,8 @@ class Decider:
         if not outcome.feasible:
             return refusal(made, outcome, view, notes, mode)
         notes += steered.notes
+        prefer = steering.preference(view, outcome, job, scope, steered.left_out)
+        outcome = dataclasses.replace(outcome, prefer=prefer if self.prefer else "")
         left_out = outcome.failed | steered.left_out
         return self._carried_out(made, outcome, job, message, view, left_out, notes)
 
@@ -200,7 +203,7 @@ class Decider:
             job,
             message,
             exclude=view.hostlist(left_out) if left_out else "",
-            prefer=outcome.prefer if self.prefer else "",
+            prefer=outcome.prefer,
             gres_names=view.cluster.gres_types & self.consume,
             gres_style=message.get("gres_style", "/"),
         )

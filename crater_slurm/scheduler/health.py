@@ -135,6 +135,16 @@ class HealthWatch:
         found = (self.problem, source, self.weights.problem, self._drains.problem)
         return [text for text in found if text]
 
+    def settled(self) -> bool:
+        """Whether every node is known, or this daemon is old enough to know that it won't be.
+
+        Before, a degraded node looks as good as any other.
+        """
+        if self._clock() - self._started >= self._limits.stale_seconds:
+            return True
+        judged = self.board.judged
+        return bool(judged) and all(j.standing.settled(self._steps) for j in judged.values())
+
     def newest(self, node: str) -> NodeHealth | None:
         """The health that counts for a node: its own report, or Prometheus's while that is old."""
         own = self._reports.health(node)

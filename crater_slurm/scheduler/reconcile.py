@@ -1,7 +1,8 @@
 """Keeps the nodes that waiting jobs exclude true to the cluster: repaired and degraded nodes count.
 
-Looks only after the picture of the cluster changed. What crater set is replaced, the user's own
-exclusions stay, and a list that somebody else edited is left alone. No job is ever cancelled.
+Looks only after the picture of the cluster or the nodes' health changed. What crater set is
+replaced, the user's own exclusions stay, and a list that somebody else edited is left alone. No job
+is ever cancelled.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from crater_slurm.model.plan import Decision
 from crater_slurm.model.queue import QueuedJob
 from crater_slurm.placement.reconcile import Act, Judgement, Wanted, judge
 from crater_slurm.scheduler.actions import Actor
+from crater_slurm.scheduler.health import Board
 from crater_slurm.scheduler.planned import Planned
 from crater_slurm.scheduler.state import View
 from crater_slurm.slurm import hostlist
@@ -42,24 +44,28 @@ class Reconciler:
         actor: Actor,
         store: Callable[[], Store],
         replan: Replan,
-        picture: Callable[[View], object] = lambda view: view.serial,
+        board: Callable[[], Board | None] = lambda: None,
+        ready: Callable[[], bool] = lambda: True,
     ) -> None:
-        """``picture`` is what a plan depends on; jobs are looked at when it is another one."""
+        """``board`` is what is known of health, ``ready`` whether that is enough to go by."""
         self._settings = settings
         self._actor = actor
         self._open_store = store
         self._replan = replan
-        self._picture_of = picture
-        self._picture: object = None
+        self._board = board
+        self._ready = ready
+        self._seen: tuple[object, ...] = ()
         self._looks_left = 0
         self._times: deque[float] = deque()
 
     def wants(self, view: View) -> bool:
-        """Whether the cluster changed since all jobs were looked at."""
-        if (picture := self._picture_of(view)) != self._picture:
-            self._picture = picture
+        """Whether cluster or health changed since all jobs were looked at, and both are known."""
+        board = self._board()
+        now = (view.serial, board.grades if board else ())
+        if now != self._seen:
+            self._seen = now
             self._looks_left = _LOOKS
-        return self._settings.enabled and self._looks_left > 0
+        return self._settings.enabled and self._looks_left > 0 and self._ready()
 
     def look(self, planned: Sequence[Planned], view: View) -> None:
         """Bring waiting jobs up to date. Raises StoreError, and looks again the next time."""
@@ -77,7 +83,8 @@ class Reconciler:
                     continue
                 if not self._may_act():
                     return  # the rest has its turn at a later look
-                self._actor.act(action, excluded=action.value)
+                also = {"prefer": ""} if wanted.unprefer else {}
+                self._actor.act(action, excluded=action.value, **also)
             elif judgement.act is not Act.LEAVE:
                 self._note(entry, judgement, before)
         self._looks_left -= 1

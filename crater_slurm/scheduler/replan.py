@@ -7,37 +7,33 @@ would differ is said and not done.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 from crater_slurm.errors import UsageError
 from crater_slurm.model.job import Job
 from crater_slurm.model.plan import Decision
 from crater_slurm.model.request import Request
-from crater_slurm.placement.outcome import Outcome, Scope
+from crater_slurm.placement.outcome import Outcome
 from crater_slurm.placement.reconcile import Wanted
+from crater_slurm.scheduler import steering
 from crater_slurm.scheduler.decide import scope_of
+from crater_slurm.scheduler.health import Board
 from crater_slurm.scheduler.predicting import expected_of
 from crater_slurm.scheduler.state import View
 from crater_slurm.slurm import gres, hostlist, levers
 from crater_slurm.slurm.fields import job_from_fields
 
-#: Fields of the answer that are no request: the list itself, the token, and flags apart.
-_APART = {"exc_nodes", "comment", "flags"}
-
-
-#: The nodes that something else than the planner leaves out of an outcome's: health.
-LeftOut = Callable[[View, Outcome, Scope], int]
+#: Fields of the answer that are no request: the list itself, the token, what is only preferred
+#: and keeps no job waiting, and flags apart.
+_APART = {"exc_nodes", "comment", "prefer", "flags"}
 
 
 def wanted(
-    decision: Decision,
-    view: View,
-    consume: Collection[str],
-    left_out: LeftOut = lambda view, outcome, scope: 0,
+    decision: Decision, view: View, consume: Collection[str], board: Board | None = None
 ) -> Wanted | None:
     """The nodes that the decision's job must not get now; None when that can't be told.
 
+    Degraded nodes of the ``board`` are left out as at submit, as far as others can take the job.
     Tried first as it was submitted, then with the GPU type that it was given at submit: where
     another one came to be preferred, the job still waits for its own.
     """
@@ -47,11 +43,10 @@ def wanted(
     pinned = {k: v for k, v in decision.submitted.items() if k != "field.tres_per_node"}
     pinned["field.gres"] = given or ""
     try:
-        plan = functools.partial(_planned, decision, view=view, consume=consume, left_out=left_out)
-        found = plan(decision.submitted)
+        found = _planned(decision, decision.submitted, view, consume, board)
         if found is None or not found.feasible or found.same or not _typed(given or ""):
             return found
-        return plan(pinned) or found
+        return _planned(decision, pinned, view, consume, board) or found
     except (ValueError, TypeError, UsageError):
         return None  # a record of a newer version, or nodes that Slurm no longer has in words
 
@@ -61,7 +56,7 @@ def _planned(
     message: dict[str, str],
     view: View,
     consume: Collection[str],
-    left_out: LeftOut,
+    board: Board | None,
 ) -> Wanted | None:
     job = job_from_fields(message)
     request = Request(**decision.request)  # type: ignore[arg-type]
@@ -80,11 +75,18 @@ def _planned(
         gres_style=message.get("gres_style", "/"),
     )
     different = _different(decision, changes, pinned=message is not decision.submitted)
-    avoided = outcome.failed | left_out(view, outcome, scope)
-    failed = hostlist.names(view.hostlist(avoided))
+    own = message.get("field.prefer", "")
+    left_out = steering.steer(board, view, outcome, scope, own).left_out
+    without = hostlist.names(view.hostlist(outcome.failed | left_out))
     why = f"it would be planned otherwise now ({', '.join(different)})" if different else ""
+    given = decision.fields.get("prefer", "")
+    bars = bool(own or given) and not steering.lasts(view, own or given, outcome, scope, left_out)
     return Wanted(
-        excluded=_own(job) | failed if job.exclude else failed, same=not different, why=why
+        excluded=_own(job) | without if job.exclude else without,
+        same=not different,
+        why=why,
+        against="Slurm would hold it, for the sake of its own --prefer" if own and bars else "",
+        unprefer=bars and not own,
     )
 
 

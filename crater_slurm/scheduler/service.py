@@ -14,10 +14,10 @@ from crater_slurm.config import Settings
 from crater_slurm.model.plan import Mode
 from crater_slurm.model.request import Request
 from crater_slurm.placement import score
-from crater_slurm.placement.outcome import Outcome, Scope
+from crater_slurm.placement.outcome import Outcome
 from crater_slurm.placement.planner import Preference
 from crater_slurm.placement.sharing import Policy
-from crater_slurm.scheduler import predicting, replan, steering
+from crater_slurm.scheduler import predicting, replan
 from crater_slurm.scheduler.actions import Actor
 from crater_slurm.scheduler.decide import Decider
 from crater_slurm.scheduler.drain import Drains
@@ -103,8 +103,8 @@ class Service:
         self.utilization = Utilization(self.registry)
         consume = frozenset(settings.filter.consume)
         #: What planning a waiting job again comes to; see replan.wanted.
-        self.replan: Replan = functools.partial(
-            replan.wanted, consume=consume, left_out=self._left_out
+        self.replan: Replan = lambda decision, view: replan.wanted(
+            decision, view, consume, self._board()
         )
         self.watch = self._queue_watch()
 
@@ -179,7 +179,8 @@ class Service:
             actor(settings.reconcile.dry_run),
             self.store,
             lambda decision, view: self.replan(decision, view),
-            self._picture,
+            self._board,
+            lambda: self.health.settled() or not settings.health.exclude_degraded,
         )
         return QueueWatch(
             (sla, reconciler),
@@ -189,15 +190,6 @@ class Service:
             off=lambda: settings.filter.mode != "enforce" or settings.off_switch.exists(),
             seconds=settings.scheduler.queue_seconds,
         )
-
-    def _left_out(self, view: View, outcome: Outcome, scope: Scope) -> int:
-        """The nodes that health leaves out of an outcome's."""
-        return steering.steer(self._board(), view, outcome, scope).left_out
-
-    def _picture(self, view: View) -> object:
-        """What waiting jobs depend on: another one, and they are looked at again."""
-        board = self._board()
-        return view.serial, board.grades if board else ()
 
     def take_observation(self, report: Mapping[str, Any]) -> None:
         """A node's report of a job's needs. Raises UsageError, StoreError."""

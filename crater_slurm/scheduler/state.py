@@ -21,7 +21,8 @@ from crater_slurm.model.profile import NodeProfile
 from crater_slurm.placement import inventory
 from crater_slurm.placement.planner import Planner, Preference
 from crater_slurm.placement.sharing import Policy
-from crater_slurm.slurm import hostlist
+from crater_slurm.placement.tally import union
+from crater_slurm.slurm import features, hostlist
 from crater_slurm.slurm.client import Client
 from crater_slurm.store.repository import Store
 
@@ -33,7 +34,7 @@ _STORE_POLL_SECONDS = 1.0
 _FIRST_POLL_SECONDS = 0.5
 #: With it Slurm may give a job shards of several GPUs, also where one would do.
 _SPREADS_SHARDS = "MULTIPLE_SHARING_GRES_PJ"
-#: Every node set that was put into words so far; a cluster has few distinct ones.
+#: Node sets put into words, and expressions turned into node sets; a cluster has few distinct ones.
 _WORDED_SETS = 1024
 
 
@@ -49,6 +50,7 @@ class View:
     profiles: int
     serial: int = 0
     _words: dict[int, str] = field(default_factory=dict)
+    _matches: dict[str, int | None] = field(default_factory=dict)
 
     def hostlist(self, nodes: int) -> str:
         """Host list of a node set; words are kept, because compressing 10,000 names takes 10 ms."""
@@ -59,6 +61,18 @@ class View:
             text = hostlist.compress(self.planner.inventory.names_of(nodes))
             self._words[nodes] = text
         return text
+
+    def matching(self, expression: str) -> int | None:
+        """Nodes whose features match; None where that can't be told. Kept, as words are."""
+        found = self._matches.get(expression, -1)
+        if found == -1:
+            if len(self._matches) >= _WORDED_SETS:
+                self._matches.clear()
+            matches = features.compile_expression(expression)
+            sets = self.planner.inventory.feature_sets
+            found = union(n for f, n in sets if matches(f)) if matches else None
+            self._matches[expression] = found
+        return found
 
 
 class State:
@@ -163,9 +177,12 @@ class State:
         if known is None or self.view is None or _placed(cluster) != _placed(known):
             self._stale = True
         else:  # the same nodes, so the planner keeps what it has worked out; the time is new
-            same = _rules(cluster) == _rules(known)
-            planner = self.view.planner if same else self.view.planner.ruled(cluster)
-            self.view = dataclasses.replace(self.view, cluster=cluster, planner=planner)
+            planner, serial = self.view.planner, self.view.serial
+            if _rules(cluster) != _rules(known):
+                planner, serial = planner.ruled(cluster), serial + 1
+            self.view = dataclasses.replace(
+                self.view, cluster=cluster, planner=planner, serial=serial
+            )
 
     def _build(self, cluster: SlurmCluster) -> None:
         built = inventory.build(

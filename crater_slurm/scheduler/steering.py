@@ -1,4 +1,9 @@
-"""Keeps a submission off degraded nodes: which are left out, and the words and record of it."""
+"""Keeps a submission off degraded nodes: which are left out, and the words and record of it.
+
+And says what a job may prefer besides. Slurm (22.05 to 26.05) refuses a job whose preferred nodes
+alone, busy and down ones too, could never run it, and one that comes to this while it waits is
+held for ever by 24.11 and 26.05. So no preference is given, and none is kept, without such nodes.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from crater_slurm.model.job import Job
 from crater_slurm.placement.avoid import avoid
 from crater_slurm.placement.outcome import Outcome, Scope
 from crater_slurm.placement.tally import union
@@ -30,13 +36,21 @@ class Steered:
 NOTHING = Steered()
 
 
-def steer(board: Board | None, view: View, outcome: Outcome, scope: Scope) -> Steered:
-    """What health changes about a plan: nothing, where no degraded node could have run the job."""
+def steer(
+    board: Board | None, view: View, outcome: Outcome, scope: Scope, own: str = ""
+) -> Steered:
+    """What health changes about a plan: nothing, where no degraded node could have run the job.
+
+    Nodes that the user names are never left out, nor what ``own`` prefers: the user's --prefer.
+    """
     inventory = view.planner.inventory
     grades = board.worst_first(inventory) if board else None
     if board is None or grades is None or not outcome.feasible:
         return NOTHING
     named = inventory.name_set(scope.only or ())
+    if own:
+        matching = view.matching(own)
+        named |= inventory.everything if matching is None else matching
     key = (outcome.passed, outcome.need.nodes, named)
     # Users repeat themselves, and putting many nodes into words takes longer than the decision.
     steered = grades.kept.get(key)
@@ -86,3 +100,23 @@ def _notes(
         why = "your options name nodes" if named else "too few other nodes could run this job"
         are = "is" if kept.bit_count() == 1 else "are"
         yield f"{view.hostlist(kept)} {are} degraded and may still be chosen: {why}{seen}"
+
+
+def preference(view: View, outcome: Outcome, job: Job, scope: Scope, left_out: int) -> str:
+    """The node features that the job may prefer; none where Slurm might refuse it for them."""
+    # What the user's own gres leave of the nodes is Slurm's to know.
+    if not outcome.prefer or job.gres:
+        return ""
+    return outcome.prefer if lasts(view, outcome.prefer, outcome, scope, left_out) else ""
+
+
+def lasts(view: View, expression: str, outcome: Outcome, scope: Scope, left_out: int) -> bool:
+    """Whether the nodes of a --prefer that are not excluded could run the job without others."""
+    inventory = view.planner.inventory
+    matching = (view.matching(expression) or 0) & outcome.passed & ~left_out
+    named = inventory.name_set(scope.only or ())
+    partitions = [inventory.partitions.get(name, 0) for name in scope.partitions] or [matching]
+    least = max(outcome.need.nodes, 1)
+    return not named & ~matching and all(
+        (matching & nodes).bit_count() >= least for nodes in partitions
+    )

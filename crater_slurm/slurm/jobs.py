@@ -31,6 +31,7 @@ _CHANGES = {
     "priority": ("Priority", re.compile(r"\d{1,10}")),
     "qos": ("QOS", re.compile(r"[A-Za-z0-9_.+-]{1,64}")),
     "excluded": ("ExcNodeList", re.compile(r"[A-Za-z0-9_.,\[\]-]*")),
+    "prefer": ("Prefer", re.compile("")),  # only taken away, with nodes that were preferred
 }
 _UNKNOWN = {"", "N/A", "Unknown", "NONE", "None", "(null)"}
 
@@ -71,7 +72,7 @@ def _chosen(jobs: Iterable[str], running: bool) -> list[str]:
 
 
 def update(client: Client, label: str, **changes: str | int) -> None:
-    """``scontrol update``: nice, priority, qos, excluded. Raises SlurmError with Slurm's words.
+    """``scontrol update``: nice, priority, qos, excluded, prefer. SlurmError has Slurm's words.
 
     ``label`` names a job, one task or the tasks of an array, see ``QueuedJob.label``.
     """

@@ -15,7 +15,8 @@ and 26.05:
   socket (22.05 to 26.05). Shards and GPUs in one request are refused, and so is anything per GPU.
 * Tasks on several nodes are shared out unevenly (15 cores here, 4 there) without tasks per node.
 * ``--prefer`` is tried first at each turn and dropped where no such node is free: the one lever
-  that prefers nodes for a single job without ever keeping it waiting.
+  that prefers nodes for a single job without ever keeping it waiting. But nodes that could never
+  run the job alone make Slurm refuse it, see ``scheduler.steering``.
 
 The user's own options are never overridden or doubled: an option family that was used is left.
 """

@@ -71,11 +71,25 @@ def _factory(release: str | None) -> Iterator[LabFactory]:
         made.append(one)
         return one.up() if start else one
 
+    crashes: dict[str, str] = {}
     try:
         yield make
     finally:
         for one in made:
+            crashes |= _crashes(one)
             one.down()
+    assert not crashes, "\n\n".join(f"{where}:\n{text}" for where, text in crashes.items())
+
+
+def _crashes(one: Lab) -> dict[str, str]:
+    """The first traceback in each log of crater's daemons: whatever a test does to them, each
+    fault of theirs is one that they expect, and say in a sentence."""
+    found = {}
+    for file in sorted(one.folders.log.glob("*.out")):
+        _, start, rest = file.read_text(errors="replace").partition("Traceback (most recent call")
+        if start:
+            found[f"{one.spec.name} {file.name}"] = start + rest[:4000]
+    return found
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ from crater_slurm.lab import Lab
 URL = "http://127.0.0.1:9192"
 NODES = ("a1", "a2")
 CONF = {
-    "scheduler": {"refresh_seconds": 1},
+    "scheduler": {"refresh_seconds": 1, "queue_seconds": 0.3},
     "health": {
         "reports": 1,
         "publish_seconds": 1,
@@ -228,6 +228,27 @@ def test_a_planned_job_keeps_off_a_degraded_node(lab: Lab) -> None:
     assert running(lab, accepted(both))["NodeList"] == "a[1-2]"
     named = submit(lab, "--nodelist=a1", crater="gpus=1")
     assert running(lab, accepted(named))["NodeList"] == "a1"
+
+
+def test_a_waiting_job_follows_the_nodes_health(lab: Lab) -> None:
+    job = accepted(submit(lab, "--hold", crater="gpus=2"))
+
+    def left_out(node: str) -> bool:
+        return lab.job(job)["ExcNodeList"].replace("(null)", "") == node
+
+    assert left_out("")
+    report(lab, "a1", celsius=95)
+    wait_until(lambda: left_out("a1"), "it keeps off a1")
+    report(lab, "a1")
+    report(lab, "a2", celsius=95)
+    wait_until(lambda: left_out("a2"), "it keeps off a2 instead")
+    report(lab, "a1", celsius=95)
+    wait_until(lambda: left_out(""), "too few others are left")
+    acts = explained(lab, job)["actions"]
+    assert {(act["kind"], act["outcome"]) for act in acts} == {("reconcile", "done")}
+    assert acts[0]["message"] == "1 node left out now"
+    lab.run(["scontrol", "release", str(job)], user="root", check=True)
+    assert running(lab, job)["NodeList"] in NODES
 
 
 def test_when_all_are_degraded_jobs_still_run(lab: Lab) -> None:

@@ -30,6 +30,7 @@ FAST_US, SLOW_US = 80.0, 165.0
 NEEDS_FAST = "gpus=1 ssd-latency=100us"
 CONF = {
     "scheduler": {"queue_seconds": 0.3, "refresh_seconds": 1},
+    "health": {"stale_seconds": 1},  # no node reports any, and nobody waits for it
     "sla": {"enabled": True, "least_wait_seconds": 1, "jobs_per_user": 2},
 }
 

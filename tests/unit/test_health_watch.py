@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_samples import cluster, decider, message, node, view
+from cluster_samples import GIB, cluster, decider, gpus, message, node, view
 from prometheus_client import CollectorRegistry, generate_latest
 from test_weights import FakeSlurm
 
@@ -17,6 +17,8 @@ from crater_slurm.model.cluster import SlurmCluster
 from crater_slurm.model.health import GpuHealth, NodeHealth
 from crater_slurm.model.plan import Decision, Mode
 from crater_slurm.model.profile import NodeProfile
+from crater_slurm.placement.reconcile import Wanted
+from crater_slurm.scheduler import replan
 from crater_slurm.scheduler.drain import Drains
 from crater_slurm.scheduler.health import HealthWatch
 from crater_slurm.scheduler.health_metrics import HealthCollector
@@ -431,3 +433,90 @@ def test_settings_that_contradict_are_refused(fields: dict[str, Any], says: str)
 
 def test_a_site_may_have_other_tiers_or_none() -> None:
     assert Settings.model_validate({"health": {"tiers": [], "penalties": []}}).health.tiers == ()
+
+
+FEATURES = {"n1": {"fast"}, "n2": {"small"}, "n3": {"small"}}
+
+
+def with_small_cards(site: Site) -> None:
+    """n2 and n3 have smaller cards, which suit a small job better."""
+    for i in (1, 2):
+        cards = gpus(0, 0, 1, 1, model="l4", gres_type="l4", memory_mib=24 * GIB)
+        site.machines[i] = node(f"n{i + 1}", cards=cards)
+    site.view = view(*site.machines, features=FEATURES)
+    site.rounds(3, "n1", "n2", "n3")
+
+
+def small(site: Site, **fields: str) -> Any:
+    chosen = dataclasses.replace(decider(), board=lambda: site.watch.board)
+    return chosen.decide(message("gpus=1 gpu-memory=16GiB", **fields), site.view)
+
+
+@pytest.mark.parametrize(
+    ("ill", "excluded", "prefer"),
+    [
+        ([], None, "small"),
+        (["n2"], "n2", "small"),
+        (["n2", "n3"], "n[2-3]", None),
+    ],
+)
+def test_nothing_is_preferred_of_which_all_is_left_out(
+    site: Site, ill: list[str], excluded: str | None, prefer: str | None
+) -> None:
+    """Slurm would refuse the job."""
+    with_small_cards(site)
+    for _ in range(3):
+        for name in ("n1", "n2", "n3"):
+            site.report(name, celsius=95 if name in ill else 40)
+        site.pass_()
+    fields = small(site).fields
+    assert (fields.get("exc_nodes"), fields.get("prefer")) == (excluded, prefer)
+
+
+def test_what_the_user_prefers_is_not_left_out(site: Site) -> None:
+    with_small_cards(site)
+    site.rounds(3, "n2", celsius=95)
+    assert small(site).fields["exc_nodes"] == "n2"
+    answer = small(site, prefer="small")
+    assert "exc_nodes" not in answer.fields
+    assert "n2 is degraded and may still be chosen" in " ".join(answer.messages)
+    assert "exc_nodes" not in small(site, prefer="[small*2]").fields
+    assert small(site, prefer="fast").fields["exc_nodes"] == "n2"
+
+
+# Waiting jobs --------------------------------------------------------------------------------------
+
+
+def replanned(site: Site, decision: Decision) -> Any:
+    assert site.view
+    return replan.wanted(decision, site.view, set(), site.watch.board)
+
+
+def test_a_waiting_job_keeps_off_what_is_degraded_now(site: Site) -> None:
+    site.rounds(3, "n1", celsius=95)
+    decision = submitted(site).decision
+    assert replanned(site, decision) == Wanted(excluded=frozenset({"n1"}))
+    site.rounds(3, "n1")
+    assert replanned(site, decision) == Wanted()
+    site.rounds(3, "n2", celsius=95)
+    assert replanned(site, decision) == Wanted(excluded=frozenset({"n2"}))
+
+
+def test_a_waiting_job_is_let_in_where_too_few_others_are_left(site: Site) -> None:
+    site.rounds(3, "n1", celsius=95)
+    decision = submitted(site, min_nodes="2").decision
+    assert decision.fields["exc_nodes"] == "n1"
+    site.view = view(*site.machines, states={"n2": "down"})
+    assert replanned(site, decision) == Wanted()
+
+
+def test_health_is_known_when_all_nodes_are_or_after_a_while(site: Site) -> None:
+    assert not site.watch.settled()
+    site.rounds(3, "n1", "n2")
+    assert not site.watch.settled(), "n3 has said nothing"
+    site.rounds(3, "n1", "n2", "n3")
+    assert site.watch.settled()
+    site.restart()
+    assert not site.watch.settled()
+    site.pass_(180)
+    assert site.watch.settled(), "by now all would have reported"

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from cluster_samples import gpus, message, mixed, node, view
+from cluster_samples import GIB, decider, gpus, message, mixed, node, view
 from queue_samples import submitted
 
 from crater_slurm.model.plan import Decision, Placement
@@ -20,6 +20,10 @@ from crater_slurm.store.decisions import decision_from_dict, decision_to_dict
 
 FAST = "gpus=1 ssd-latency=100us"
 CONSUME = {"membw", "nviops", "nvme"}
+
+
+def names(*words: str) -> frozenset[str]:
+    return frozenset(words)
 
 
 def wanted(decision: Decision, on: View) -> Wanted | None:
@@ -79,6 +83,43 @@ def test_a_job_without_a_type_is_never_opened_to_machines_that_mix_types() -> No
     assert found.why == "it would be planned otherwise now (gres)"
 
 
+L4 = gpus(0, 1, model="l4", gres_type="l4", memory_mib=24 * GIB)
+FEATURES = {"a1": {"gpu_a100"}, "l1": {"gpu_l4"}, "l2": {"gpu_l4"}}
+SMALL = "gpus=1 gpu-memory=16GiB ssd-latency=100us"
+
+
+def small_cards(slow: str = "", **fields: str) -> tuple[Decision, View]:
+    """A job for which l1 and l2 suit better than a1, and the cluster when one became slow."""
+    machines = [node("a1"), node("l1", cards=L4), node("l2", cards=L4)]
+    there = view(*machines, features=FEATURES)
+    decision = decider().decide(message(SMALL, **fields), there).decision
+    assert decision is not None
+    later = [node(m.name, cards=m.gpus, latency_us=300 if m.name in slow else 80) for m in machines]
+    return decision, view(*later, features=FEATURES)
+
+
+def test_what_a_job_prefers_is_no_reason_to_leave_it_as_it_is() -> None:
+    decision, later = small_cards(slow="l2")
+    assert decision.fields["prefer"] == "gpu_l4"
+    assert wanted(decision, later) == Wanted(excluded=names("l2"))
+
+
+def test_a_preference_goes_when_none_of_its_nodes_is_left() -> None:
+    """24.11 and 26.05 would hold the job for ever."""
+    decision, later = small_cards(slow="l1 l2")
+    assert wanted(decision, later) == Wanted(excluded=names("l1", "l2"), unprefer=True)
+
+
+@pytest.mark.parametrize("own", ["gpu_l4", "[gpu_l4*2&gpu_a100]"])
+def test_a_users_own_preference_is_never_left_without_a_node(own: str) -> None:
+    decision, later = small_cards(slow="l1 l2", prefer=own)
+    assert "prefer" not in decision.fields
+    found = wanted(decision, later)
+    assert found is not None
+    assert found.against == "Slurm would hold it, for the sake of its own --prefer"
+    assert not found.unprefer
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -108,10 +149,6 @@ def test_what_a_job_needs_on_each_machine_is_judged_by_its_own_options() -> None
     assert found == Wanted(excluded=frozenset({"n2"}))
 
 
-def names(*words: str) -> frozenset[str]:
-    return frozenset(words)
-
-
 OURS = [names("y1", "z1")]
 
 
@@ -123,7 +160,7 @@ OURS = [names("y1", "z1")]
             names("y1", "z1"),
             Wanted(excluded=names("a", "b")),
             Act.CHANGE,
-            "2 nodes more can run it and 2 nodes no longer can",
+            "2 nodes more can run it and 2 nodes left out now",
         ),
         (
             names("y1", "z1"),
@@ -136,6 +173,25 @@ OURS = [names("y1", "z1")]
             Wanted(excluded=names("z1")),
             Act.LEAVE,
             "its excluded nodes were changed by somebody else",
+        ),
+        (
+            names("y1", "z1"),
+            Wanted(excluded=names("y1", "z1", "a")),
+            Act.CHANGE,
+            "1 node left out now",
+        ),
+        (
+            names("y1", "z1"),
+            Wanted(excluded=names("y1", "z1", *(f"n{i}" for i in range(21)))),
+            Act.CHANGE,
+            "21 nodes left out now",
+        ),
+        (names("y1", "z1"), Wanted(against="its own"), Act.OTHERWISE, "its own"),
+        (
+            names("y1", "z1"),
+            Wanted(excluded=names("y1", "z1"), against="its own"),
+            Act.LEAVE,
+            "nothing changes for it",
         ),
         (names("y1", "z1"), Wanted(feasible=False, why="none"), Act.INFEASIBLE, "none"),
         (names("y1", "z1"), Wanted(same=False, why="other"), Act.OTHERWISE, "other"),

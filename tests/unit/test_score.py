@@ -154,3 +154,33 @@ def test_weights_must_sum_to_one() -> None:
         Settings.model_validate({"score": {"weights": {"gpu_memory": -0.1, "cpu_cores": 0.75}}})
     with pytest.raises(ValidationError):
         Settings.model_validate({"score": {"weights": {"network": 0.1}}})
+
+
+@pytest.mark.parametrize(
+    ("fields", "prefer"),
+    [
+        ({}, "gpu_l4"),
+        ({"min_nodes": "2", "max_nodes": "2"}, "gpu_l4"),
+        ({"min_nodes": "3", "max_nodes": "3"}, None),
+        ({"exc_nodes": "l1"}, "gpu_l4"),
+        ({"exc_nodes": "l1", "min_nodes": "2", "max_nodes": "2"}, None),
+        ({"req_nodes": "l1"}, None),  # nothing else can run it
+        ({"req_nodes": "a1,l1", "min_nodes": "2", "max_nodes": "2"}, None),
+        ({"partition": "gpu,more"}, None),
+        ({"tres_per_node": "gres/fpga:1"}, None),
+    ],
+)
+def test_nothing_is_preferred_for_which_slurm_might_refuse_the_job(
+    fields: dict[str, str], prefer: str | None
+) -> None:
+    """Seen on 22.05 to 26.05: preferred nodes that could never run it without others."""
+    cards = gpus(0, 1, model="l4", gres_type="l4", memory_mib=24 * GIB)
+    there = view(
+        *(node("a1"), node("a2"), node("l1", cards=cards), node("l2", cards=cards)),
+        node("a3"),
+        features={"l1": {"gpu_l4"}, "l2": {"gpu_l4"}},
+        partitions={"a3": "more"},
+    )
+    answer = decider().decide(message("gpus=1 gpu-memory=16GiB", **fields), there)
+    assert not answer.reject
+    assert answer.fields.get("prefer") == prefer

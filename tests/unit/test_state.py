@@ -173,8 +173,11 @@ def test_the_store_is_read_whole_once_and_then_only_what_changed(
         lambda c: dataclasses.replace(
             c, nodes=(dataclasses.replace(c.nodes[0], state="down"), *c.nodes[1:])
         ),
+        lambda c: dataclasses.replace(c, partitions=(Partition(name="gpu", max_nodes=1),)),
+        lambda c: dataclasses.replace(c, reservations=(Reservation(name="r", start=0, end=1),)),
+        lambda c: dataclasses.replace(c, enforce_limits="ALL"),
     ],
-    ids=["nodes", "default partition", "state"],
+    ids=["nodes", "default partition", "state", "limits", "reservations", "enforcement"],
 )
 def test_what_slurm_changes_is_seen(state: State, slurm: FakeSlurm, change) -> None:  # type: ignore[no-untyped-def]
     state.refresh()
@@ -372,3 +375,24 @@ def test_a_gpu_type_that_slurm_gives_anew_is_a_new_picture(slurm: FakeSlurm, sta
     slurm.found = dataclasses.replace(slurm.found, nodes=nodes)
     state.refresh()
     assert state.view.planner.inventory is not first.inventory
+
+
+def test_the_nodes_of_a_feature_expression_are_those_of_the_present_picture(
+    slurm: FakeSlurm, state: State
+) -> None:
+    def featured(*each: set[str]) -> SlurmCluster:
+        pairs = zip(slurm.found.nodes, each, strict=True)
+        nodes = tuple(dataclasses.replace(n, features=frozenset(f)) for n, f in pairs)
+        return dataclasses.replace(slurm.found, nodes=nodes)
+
+    slurm.found = featured({"a", "b"}, {"b"})
+    state.refresh()
+    for _ in range(2):
+        assert state.view is not None
+        found = [state.view.matching(text) for text in ("a", "b", "a|b", "a&b", "c", "[a*2&b]")]
+        assert found == [0b01, 0b11, 0b11, 0b01, 0, None]
+        state.refresh()
+    slurm.found = featured({"b"}, {"a", "b"})
+    state.refresh()
+    assert state.view is not None
+    assert state.view.matching("a") == 0b10

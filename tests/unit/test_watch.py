@@ -19,8 +19,10 @@ from crater_slurm.model import token
 from crater_slurm.model.plan import Decision, Mode, Plan
 from crater_slurm.model.queue import QueuedJob
 from crater_slurm.model.request import Request
+from crater_slurm.placement.reconcile import Wanted
 from crater_slurm.scheduler import replan
 from crater_slurm.scheduler.actions import Actor
+from crater_slurm.scheduler.health import Board
 from crater_slurm.scheduler.planned import Planned, PlannedJobs
 from crater_slurm.scheduler.reconcile import Reconciler
 from crater_slurm.scheduler.sla import SlaWatch
@@ -387,6 +389,62 @@ def test_another_way_of_planning_can_be_put_in_its_place(
     part = Reconciler(Reconcile(), actor(store, slurm, clock), lambda: store, cautious)
     part.look([excluding()], AFTER)
     assert slurm.updates == [("7", {"excluded": "x1"})]
+
+
+class Health:
+    """Which nodes are degraded, and whether that is known yet."""
+
+    def __init__(self, *degraded: str) -> None:
+        self.board = Board(grades=(degraded,) if degraded else ())
+        self.known = True
+
+
+def with_health(store: Store, slurm: FakeSlurm, clock: Clock, health: Health) -> Reconciler:
+    return Reconciler(
+        Reconcile(),
+        actor(store, slurm, clock),
+        lambda: store,
+        lambda decision, view: replan.wanted(decision, view, set()),
+        lambda: health.board,
+        lambda: health.known,
+    )
+
+
+def test_it_looks_again_when_other_nodes_are_degraded(
+    store: Store, slurm: FakeSlurm, clock: Clock
+) -> None:
+    health = Health()
+    part = with_health(store, slurm, clock, health)
+    for degraded in ([], ["x1"], ["x1", "y1"], []):
+        health.board = Health(*degraded).board
+        for _ in range(2):
+            assert part.wants(AFTER)
+            part.look([], AFTER)
+        assert not part.wants(AFTER), degraded
+
+
+def test_until_health_is_known_nothing_is_changed_and_then_everything_is_looked_at(
+    store: Store, slurm: FakeSlurm, clock: Clock
+) -> None:
+    health = Health()
+    part = with_health(store, slurm, clock, health)
+    health.known = False
+    assert not part.wants(AFTER)
+    health.known = True
+    assert part.wants(AFTER)
+
+
+@pytest.mark.parametrize("unprefer", [True, False])
+def test_a_preference_goes_in_the_same_breath_as_its_nodes(
+    store: Store, slurm: FakeSlurm, clock: Clock, unprefer: bool
+) -> None:
+    def answer(decision: Decision, view: View) -> Wanted:
+        return Wanted(excluded=frozenset({"x1"}), unprefer=unprefer)
+
+    part = Reconciler(Reconcile(), actor(store, slurm, clock), lambda: store, answer)
+    part.look([excluding()], AFTER)
+    also = {"prefer": ""} if unprefer else {}
+    assert slurm.updates == [("7", {"excluded": "x1"} | also)]
 
 
 # The thread
