@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from crater_slurm.catalogue.llms import Known, describe, nearest_models
 from crater_slurm.errors import UsageError
@@ -31,6 +31,8 @@ _GUESSED_PRECISION = 0.9
 #: Half width of what moves and is in use: at the limit of a card, where the cache is empty, the
 #: peaks of recipes that were not fitted lay within an eighth of it.
 _IN_USE = 0.35
+#: Beyond this length nobody trains without a kernel: the scores of one layer would fill a card.
+_EAGER_LENGTH = 8192
 #: What counts what: the driver sees all; torch's reserved no context; its allocated no cache
 #: either. ``tight`` is the driver at a card's limit, where the allocator has given its cache back.
 METERS = ("driver", "reserved", "allocated", "tight")
@@ -126,8 +128,8 @@ def _formula(s: Settings, meter: str, card_bytes: float | None) -> Prediction:
     expected = floor + held
     if s.recipe.preallocates and not s.trains and card_bytes:
         return _preallocated(s, card_bytes, floor, terms, work.point)
-    wide = _half_width(s, base, work)
-    upper = expected + wide
+    wide = _half_width(s, base, work, cached=cached)
+    upper = expected + math.hypot(wide, _eager_doubt(s, step_bytes, work, cached=cached))
     if card_bytes is not None and expected < card_bytes:
         upper = min(upper, max(card_bytes, floor + wide))
     return Prediction(
@@ -154,6 +156,21 @@ def _fragmentation(s: Settings) -> float:
     if s.varying and s.recipe.name == "generic":
         most = max(most, _VARYING)
     return 1 + (most - 1) * s.typical_share if s.varying else most
+
+
+def _eager_doubt(s: Settings, step_bytes: float, work: Dynamic, *, cached: bool) -> float:
+    """What the peak rises by where attention is eager after all: nobody said which it is, and
+    the framework asks for a kernel that not every model's code follows."""
+    if s.attention_known or s.eager or not s.trains:
+        return 0.0
+    eager = replace(s, eager=True, length=min(s.length, _EAGER_LENGTH))
+    fragmentation = _fragmentation(s) if cached else 1.0
+    slow = dynamic(eager, step_bytes, fragmentation)
+
+    def held(point: Dynamic) -> float:
+        return point.bytes + (fragmentation - 1) * point.fragmenting
+
+    return max(0.0, held(slow) - held(work))
 
 
 def _residue(s: Settings) -> float:

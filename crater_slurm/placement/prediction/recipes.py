@@ -31,6 +31,8 @@ class Recipe:
     ``load_residue`` are bytes per weight that quantising while loading leaves in the cache.
     ``mixed_step_bytes`` is what a mixed step takes for a moment: the gradient flattened (2 B) and
     in fp32 (4 B). ``step_copies`` are copies of a trained weight that a pure step makes.
+    ``attention_sure`` says that all its models go through its own attention; another framework
+    asks for a kernel that not every model's code follows.
     ``published`` is what the framework's own figures count: ``driver`` (nvidia-smi),
     ``reserved`` or ``allocated`` (torch's).
     """
@@ -48,6 +50,7 @@ class Recipe:
     checkpointing: bool = True
     offloads_checkpoints: bool = False
     attention: str = "flash"
+    attention_sure: bool = False
     logit_bytes: float = 16.0
     logit_bytes_quantised: float | None = None
     fused_loss: bool = False
@@ -92,7 +95,7 @@ _FACTS: tuple[Recipe, ...] = (
     Recipe(
         name="torchtune", words=("torchtune",), published="reserved", adapter_bytes=2,
         double_quant=True, whole_logit_bytes=2.0, lora_targets="qv",
-        micro_batch=2, load_residue=0.7,
+        micro_batch=2, load_residue=0.7, attention_sure=True,
     ),
     Recipe(
         name="ms-swift", words=("swift",), adapter_bytes=2, upcasts_quantised=True,
@@ -103,23 +106,25 @@ _FACTS: tuple[Recipe, ...] = (
             training="pure"),
     # Kernels that never make the logits (CCE); checkpoints go to the host.
     Recipe(name="unsloth", words=("unsloth",), fused_loss=True, offloads_checkpoints=True,
-           lora_rank=16),
+           lora_rank=16, attention_sure=True),
     # The head's result is kept in 16 bit, and its loss is made in chunks.
     Recipe(
         name="litgpt", words=("litgpt", "lit gpt"), published="allocated",
         adapter_bytes=2, checkpointing=False, fused_loss=True, whole_logit_bytes=4.0,
-        lora_targets="qv",
+        lora_targets="qv", attention_sure=True,
     ),
     replace(_HF, name="axolotl", words=("axolotl",), training="pure", lora_targets="all",
             typical_length=2048),
     replace(_HF, name="llama-factory", words=("llama factory", "llamafactory"),
             lora_targets="all", typical_length=1024),
     Recipe(name="longlora", words=("longlora",), buffers_gb=0.8, trains_embeddings=True,
-           lora_targets="attention"),
+           lora_targets="attention", attention_sure=True),
     Recipe(name="deepspeed", words=("deepspeed",), training="mixed", buffers_gb=0.8),
     Recipe(name="megatron", words=("megatron",), training="mixed", logit_bytes=10.0,
-           published="allocated", checkpointing=False, typical_length=2048),
-    Recipe(name="nemo", words=("nemo",), training="mixed", logit_bytes=10.0, typical_length=2048),
+           published="allocated", checkpointing=False, typical_length=2048,
+           attention_sure=True),
+    Recipe(name="nemo", words=("nemo",), training="mixed", logit_bytes=10.0, typical_length=2048,
+           attention_sure=True),
     Recipe(name="vllm", words=("vllm",), preallocates=0.9),
     _HF,
     # Last: other frameworks' tables are named after its models too. Quantised runs are DeepSpeed

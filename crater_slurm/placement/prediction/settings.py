@@ -59,6 +59,7 @@ class Settings:
     length_known: bool
     checkpointing: bool
     eager: bool
+    attention_known: bool
     fused_loss: bool
     stage: int
     fully_sharded: bool
@@ -117,6 +118,7 @@ def settle(workload: Workload, known: Known) -> Settings:
         length_known=known_length,
         checkpointing=_checkpointing(workload, recipe, method, assumed),
         eager=_eager(workload, recipe, known.architecture),
+        attention_known=_attention_known(workload, recipe, known.architecture),
         fused_loss=recipe.fused_loss if workload.fused_loss is None else workload.fused_loss,
         stage=stage,
         fully_sharded=(workload.sharding or "").lower() == "fsdp",
@@ -223,6 +225,10 @@ def _checkpointing(workload: Workload, recipe: Recipe, method: str, assumed: lis
 def _eager(workload: Workload, recipe: Recipe, architecture: Architecture) -> bool:
     """Whether attention keeps the whole score matrix."""
     return (workload.attention or architecture.attention or recipe.attention) == "eager"
+
+
+def _attention_known(workload: Workload, recipe: Recipe, architecture: Architecture) -> bool:
+    return bool(workload.attention or architecture.attention) or recipe.attention_sure
 
 
 def _sharding(workload: Workload, assumed: list[str]) -> tuple[int, int]:
