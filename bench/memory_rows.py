@@ -159,7 +159,9 @@ def _workload(cells: dict[str, str], text: str) -> Workload:
         pipeline_parallel=int(_said(text, r"\b(?:pp|pipeline.parallel)[ =_-]*(\d+)") or 1),
         gpus=int(_number(cells.get("gpus", ""), 1) or 1),
         attention=_attention(text),
-        fused_loss=_true(text, r"chunked|fused.?(linear )?(ce|cross|loss)|liger|\bcce\b"),
+        fused_loss=_true(
+            text, r"chunked|fused.?(linear )?(ce|cross|loss)|liger|\bcce\b|(?<!no )torch.?compile"
+        ),
         packed=_true(text, r"(?<!un)packed"),
         varying_lengths=_true(text, r"tokens? mean|\bsd \d|unpacked|dynamic padding"),
         mean_length=_number(_said(text, r"tokens? mean (\d+)") or "", 1),

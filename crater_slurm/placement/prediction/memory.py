@@ -36,8 +36,9 @@ _EAGER_LENGTH = 8192
 #: What counts what: the driver sees all; torch's reserved no context; its allocated no cache
 #: either. ``tight`` is the driver at a card's limit, where the allocator has given its cache back.
 METERS = ("driver", "reserved", "allocated", "tight")
-#: Of lengths that never vary, no more than this part of what moves lies unused in the cache.
-_UNIFORM = 1.1
+_CACHED = frozenset({"driver", "reserved"})
+#: Packed samples are nearly of one length: this part of the fragments is left.
+_PACKED = 0.5
 #: Of lengths that are known to vary, at least so much (GMLake, ASPLOS 2024, reports reserved
 #: memory up to half as much again as what is in use).
 _VARYING = 1.5
@@ -113,7 +114,7 @@ def _formula(s: Settings, meter: str, card_bytes: float | None) -> Prediction:
     static = [*weights(s), *lasting, *_buffers(s, lasting)]
     own = CONTEXT_BYTES if meter in {"driver", "tight"} else 0.0
     fixed = max(0.0, s.recipe.overhead_gb * 1e9 - CONTEXT_BYTES) if meter != "allocated" else 0.0
-    cached = meter in {"driver", "reserved"}
+    cached = meter in _CACHED
     fragmentation = _fragmentation(s)
     work = dynamic(s, step_bytes, fragmentation if cached else 1.0)
     base = sum(term.bytes for term in static)
@@ -128,7 +129,7 @@ def _formula(s: Settings, meter: str, card_bytes: float | None) -> Prediction:
     expected = floor + held
     if s.recipe.preallocates and not s.trains and card_bytes:
         return _preallocated(s, card_bytes, floor, terms, work.point)
-    wide = _half_width(s, base, work, cached=cached)
+    wide = _half_width(s, base, work, meter)
     upper = expected + math.hypot(wide, _eager_doubt(s, step_bytes, work, cached=cached))
     if card_bytes is not None and expected < card_bytes:
         upper = min(upper, max(card_bytes, floor + wide))
@@ -136,7 +137,7 @@ def _formula(s: Settings, meter: str, card_bytes: float | None) -> Prediction:
         expected=expected,
         lower=min(expected, max(expected - wide, (1 - s.recipe.spread_static) * (base + own))),
         upper=upper,
-        needed=min(upper, floor + min(held, fixed) + _half_width(s, base, work, cached=False)),
+        needed=min(upper, floor + min(held, fixed) + _half_width(s, base, work, "tight")),
         terms=tuple(term for term in terms if term.bytes or term.name == "kept activations"),
         point=work.point,
         decided_by="formula",
@@ -150,9 +151,9 @@ def _formula(s: Settings, meter: str, card_bytes: float | None) -> Prediction:
 def _fragmentation(s: Settings) -> float:
     """What the cache holds by what is in use, of blocks whose size follows a sample's length:
     the blocks of other samples lie unused, and are as large as these samples are long."""
-    if s.said.packed:
-        return min(s.recipe.fragmentation, _UNIFORM)
     most = s.recipe.fragmentation
+    if s.said.packed:
+        return 1 + _PACKED * (most - 1)
     if s.varying and s.recipe.name == "generic":
         most = max(most, _VARYING)
     return 1 + (most - 1) * s.typical_share if s.varying else most
@@ -182,16 +183,16 @@ def _residue(s: Settings) -> float:
     return s.recipe.load_residue * body
 
 
-def _half_width(s: Settings, static: float, work: Dynamic, *, cached: bool = True) -> float:
-    """Half of the 95 % interval: independent doubts in the static and the moving part. Not
-    ``cached`` is that of what is in use, of which a known recipe says more."""
+def _half_width(s: Settings, static: float, work: Dynamic, meter: str) -> float:
+    """Half of the 95 % interval: independent doubts in the static and the moving part. Of what
+    is in use at a card's limit a known recipe says more."""
     stepping = work.point == "the optimiser's step"
     static += work.bytes if stepping else 0.0
     moving = 0.0 if stepping else work.bytes
     spread = s.recipe.spread_dynamic
-    if cached and not stepping:
+    if meter in _CACHED and not stepping:
         moving += (_fragmentation(s) - 1) * work.fragmenting
-    elif s.recipe.name != "generic":
+    elif meter == "tight" and s.recipe.name != "generic":
         spread = min(spread, _IN_USE)
     guessed = 0.0 if s.said.precision or s.recipe.name != "generic" else _GUESSED_PRECISION
     relative = math.hypot(s.recipe.spread_static, _GUESSED_SHAPE[s.certainty], guessed)

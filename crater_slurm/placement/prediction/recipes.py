@@ -33,6 +33,7 @@ class Recipe:
     in fp32 (4 B). ``step_copies`` are copies of a trained weight that a pure step makes.
     ``attention_sure`` says that all its models go through its own attention; another framework
     asks for a kernel that not every model's code follows.
+    ``unties`` is set where the head is always a matrix of its own, though the model shares it.
     ``published`` is what the framework's own figures count: ``driver`` (nvidia-smi),
     ``reserved`` or ``allocated`` (torch's).
     """
@@ -57,6 +58,7 @@ class Recipe:
     whole_logit_bytes: float = 0.0
     load_residue: float = 0.0
     trains_embeddings: bool = False
+    unties: bool = False
     lora_rank: int = 8
     lora_targets: str = "all"
     micro_batch: int = 1
@@ -111,7 +113,7 @@ _FACTS: tuple[Recipe, ...] = (
     Recipe(
         name="litgpt", words=("litgpt", "lit gpt"), published="allocated",
         adapter_bytes=2, checkpointing=False, fused_loss=True, whole_logit_bytes=4.0,
-        lora_targets="qv", attention_sure=True,
+        lora_targets="qv", attention_sure=True, unties=True,
     ),
     replace(_HF, name="axolotl", words=("axolotl",), training="pure", lora_targets="all",
             typical_length=2048),

@@ -7,7 +7,7 @@ prediction must see what it rests on. Nothing here computes memory.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from crater_slurm.catalogue.llms import Known
 from crater_slurm.model.workload import Architecture, Workload
@@ -31,8 +31,8 @@ WEIGHT_BYTES = {
 }
 #: Quantised before they are loaded, with an own layer type that nobody casts.
 PREQUANTISED = frozenset({"gptq", "gptq8", "awq"})
-#: Mean by longest length, where the lengths vary and nobody said how.
-_USUAL_SHARE = 0.75
+#: Mean by longest length, where the lengths vary and nobody said how: the worst of all.
+_USUAL_SHARE = 1.0
 TRAINING = frozenset({"full", "lora", "qlora", "rlhf", "dpo", "pretrain"})
 
 
@@ -101,7 +101,7 @@ def settle(workload: Workload, known: Known) -> Settings:
     stage, replicas = _sharding(workload, assumed)
     return Settings(
         name=known.name,
-        architecture=known.architecture,
+        architecture=_as_built(known.architecture, recipe),
         recipe=recipe,
         certainty=known.certainty,
         method=method,
@@ -129,6 +129,15 @@ def settle(workload: Workload, known: Known) -> Settings:
         varying=bool(workload.varying_lengths) or recipe.varying_lengths,
         typical_share=_typical_share(workload, length),
         assumed=assumed,
+    )
+
+
+def _as_built(architecture: Architecture, recipe: Recipe) -> Architecture:
+    if not (recipe.unties and architecture.tied_embeddings):
+        return architecture
+    head = architecture.vocabulary * architecture.hidden
+    return replace(
+        architecture, parameters=architecture.parameters + head, tied_embeddings=False
     )
 
 
@@ -196,7 +205,7 @@ def _size(
 def _typical_share(workload: Workload, longest: int) -> float:
     """Mean length of the samples after they are cut, as a part of the longest.
 
-    Lengths are taken as log-normal; of an unknown distribution most are long.
+    Lengths are taken as log-normal; of an unknown distribution all are long.
     """
     mean = workload.mean_length
     if not mean or mean <= 0:
