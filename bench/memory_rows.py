@@ -168,7 +168,7 @@ def _workload(cells: dict[str, str], text: str) -> Workload:
         length_deviation=_number(_said(text, r"\bsd (\d+)") or "", 1),
         lora_targets=_targets(text),
         train_embeddings=embeddings,
-        optimizer_in_backward=re.search(r"(opt\w*|step)[ -]in[ -](the )?b(ackward|wd)", text)
+        optimizer_in_backward=re.search(r"(opt[a-z]*|step)[ _-]in[ _-](the[ _-])?b(ackward|wd)", text)
         is not None,
         offload=_offload(cells, text),
     )  # fmt: skip
