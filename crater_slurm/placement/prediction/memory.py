@@ -26,8 +26,9 @@ CONTEXT_BYTES = 0.55e9
 _DOUBT_BYTES = 0.5e9
 #: Relative half width that a guessed shape adds to the static part.
 _GUESSED_SHAPE = {"catalogue": 0.0, "stated": 0.05, "name": 0.10}
-#: The same of a precision that nobody said and no recipe tells: it may be fp32, twice as much.
-_GUESSED_PRECISION = 0.9
+#: Relative half width of all where nobody said the precision and no recipe tells it: it may be
+#: fp32, twice as much.
+_GUESSED_PRECISION = 1.0
 #: Half width of what moves and is in use: at the limit of a card, where the cache is empty, the
 #: peaks of recipes that were not fitted lay within an eighth of it.
 _IN_USE = 0.35
@@ -195,10 +196,11 @@ def _half_width(s: Settings, static: float, work: Dynamic, meter: str) -> float:
     elif meter == "tight" and s.recipe.name != "generic":
         spread = min(spread, _IN_USE)
     guessed = 0.0 if s.said.precision or s.recipe.name != "generic" else _GUESSED_PRECISION
-    relative = math.hypot(s.recipe.spread_static, _GUESSED_SHAPE[s.certainty], guessed)
+    relative = math.hypot(s.recipe.spread_static, _GUESSED_SHAPE[s.certainty])
+    doubled = guessed * (static + moving)
     of_length = 0.0 if s.length_known or s.architecture.family == "diffusion" else 0.8
     of_moving = math.hypot(spread, of_length)
-    return math.sqrt((relative * static) ** 2 + (of_moving * moving) ** 2 + _DOUBT_BYTES**2)
+    return math.hypot(relative * static, of_moving * moving, doubled, _DOUBT_BYTES)
 
 
 def _buffers(s: Settings, lasting: Sequence[Term]) -> list[Term]:
