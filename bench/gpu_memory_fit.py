@@ -29,7 +29,7 @@ _DYNAMIC = [0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.65, 0.8, 1.0]
 #: How hard a recipe with few rows is held to the generic figures.
 _HELD = 0.2
 #: With fewer rows than this an interval can't be told from them, and is at least so wide.
-_ENOUGH, _FLOOR_OF_FEW, _FLOOR = 20, (0.12, 0.35), (0.08, 0.2)
+_ENOUGH, _FLOOR_OF_FEW, _FLOOR = 20, (0.15, 0.5), (0.08, 0.2)
 #: A recipe whose facts are known and of which no row is.
 _UNMEASURED, _FEWEST = (0.15, 0.65), 3
 #: Rows in which what moves is a smaller share of the peak say nothing of its interval.

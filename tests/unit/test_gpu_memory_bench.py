@@ -113,8 +113,9 @@ def test_lengths_that_vary_are_told_by_the_notes(tmp_path: Path) -> None:
     ("cells", "reason"),
     [
         ({"measured_peak_gb": "n/a"}, "no peak"),
-        ({"measured_peak_gb": "-3"}, "outside all reason"),
-        ({"measured_peak_gb": "nan"}, "outside all reason"),
+        ({"measured_peak_gb": "-3"}, "no peak"),
+        ({"measured_peak_gb": "nan"}, "no peak"),
+        ({"measured_peak_gb": "0"}, "outside all reason"),
         ({"unit": "furlong"}, "no peak"),
         ({"model": "mystery"}, "neither its model nor its parameters"),
     ],

@@ -116,7 +116,7 @@ def settle(workload: Workload, known: Known) -> Settings:
         batch=batch,
         length=length,
         length_known=known_length,
-        checkpointing=_checkpointing(workload, recipe, method, assumed),
+        checkpointing=_checkpointing(workload, recipe, method, quantisation, assumed),
         eager=_eager(workload, recipe, known.architecture),
         attention_known=_attention_known(workload, recipe, known.architecture),
         fused_loss=recipe.fused_loss if workload.fused_loss is None else workload.fused_loss,
@@ -222,13 +222,16 @@ def _normal(z: float) -> float:
     return 0.5 * (1 + math.erf(z / math.sqrt(2)))
 
 
-def _checkpointing(workload: Workload, recipe: Recipe, method: str, assumed: list[str]) -> bool:
+def _checkpointing(
+    workload: Workload, recipe: Recipe, method: str, quantisation: str | None, assumed: list[str]
+) -> bool:
     if workload.activation_checkpointing is not None:
         return workload.activation_checkpointing
     if method == "inference":
         return False
-    assumed.append(f"activation-checkpointing={'yes' if recipe.checkpointing else 'no'}")
-    return recipe.checkpointing
+    usual = recipe.checkpointing or (recipe.checkpointing_quantised and quantisation is not None)
+    assumed.append(f"activation-checkpointing={'yes' if usual else 'no'}")
+    return usual
 
 
 def _eager(workload: Workload, recipe: Recipe, architecture: Architecture) -> bool:
