@@ -22,21 +22,15 @@ UNITS = {
     "mib": 2.0**20,
     "mb": 1e6,
 }
+_IN_BACKWARD = r"(opt[a-z]*|step)[ _-]in[ _-](the[ _-])?b(ackward|wd)"
 #: A peak and its unit, wherever the unit is said, with what a source writes around them.
 _PEAK = re.compile(
     r"\s*[~≈]?\s*(?P<number>\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?)\s*(?P<unit>[a-z]*\??)"
     r"(?:[\s(].*)?"
 )
 #: The columns in whose words settings are looked for.
-_TOLD = (
-    "method",
-    "optimizer",
-    "weight_dtype",
-    "sharding",
-    "grad_checkpointing",
-    "seq_len",
-    "notes",
-)
+_TOLD = ("method", "optimizer", "weight_dtype", "sharding", "grad_checkpointing", "seq_len",
+         "notes")  # fmt: skip
 #: Where a table lies says nothing of the framework that was measured.
 _HOST = re.compile(r"huggingface\.co|(hf|hugging ?face) datasets?", re.IGNORECASE)
 _UNSAID = {"", "not stated", "unknown", "n/a", "-", "none stated"}
@@ -57,8 +51,6 @@ _CARDS = {
     "v100": 32,
     "t4": 16,
 }
-
-
 #: Data sets whose name in a row tells batch and longest sample of its source's example.
 _DATA = {"twitter_complaints": (8, 48), "alpaca": (None, 512), "dolly": (None, 1024)}
 
@@ -171,8 +163,7 @@ def _workload(cells: dict[str, str], text: str) -> Workload:
         length_deviation=_number(_said(text, r"\bsd (\d+)") or "", 1),
         lora_targets=_targets(text),
         train_embeddings=embeddings,
-        optimizer_in_backward=re.search(r"(opt[a-z]*|step)[ _-]in[ _-](the[ _-])?b(ackward|wd)", text)
-        is not None,
+        optimizer_in_backward=_true(text, _IN_BACKWARD) is not None,
         offload=_offload(cells, text),
     )  # fmt: skip
 

@@ -121,8 +121,9 @@ def _formula(s: Settings, meter: str, card_bytes: float | None) -> Prediction:
     slim = dynamic(s, step_bytes)
     work, held = slim, fixed
     if meter in _CACHED:
-        work = dynamic(s, step_bytes, _fragmentation(s))
-        held += (_fragmentation(s) - 1) * work.fragmenting + _residue(s)
+        if (fragmentation := _fragmentation(s)) > 1:
+            work = dynamic(s, step_bytes, fragmentation)
+        held += (fragmentation - 1) * work.fragmenting + _residue(s)
     free, least = base + own + work.bytes + held, base + own + slim.bytes
     stepping = base + own + step_bytes + _step_width(s, base + step_bytes)  # may be the peak too
     wide = max(_half_width(s, base, work, meter), stepping + fixed - free)

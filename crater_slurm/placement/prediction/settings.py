@@ -136,9 +136,7 @@ def _as_built(architecture: Architecture, recipe: Recipe) -> Architecture:
     if not (recipe.unties and architecture.tied_embeddings):
         return architecture
     head = architecture.vocabulary * architecture.hidden
-    return replace(
-        architecture, parameters=architecture.parameters + head, tied_embeddings=False
-    )
+    return replace(architecture, parameters=architecture.parameters + head, tied_embeddings=False)
 
 
 def _default(assumed: list[str], method: str, optimizer: str) -> str:
