@@ -39,6 +39,7 @@ _EAGER_LENGTH = 8192
 #: What counts what: the driver sees all; torch's reserved no context; its allocated no cache
 #: either. ``tight`` is the driver at a card's limit, where the allocator has given its cache back.
 METERS = ("driver", "reserved", "allocated", "tight")
+_STEP = "the optimiser's step"
 _CACHED = frozenset({"driver", "reserved"})
 #: Packed samples are nearly of one length: this part of the fragments is left.
 _PACKED = 0.5
@@ -126,8 +127,10 @@ def _formula(s: Settings, meter: str, card_bytes: float | None) -> Prediction:
         held += (fragmentation - 1) * work.fragmenting + _residue(s)
     free, least = base + own + work.bytes + held, base + own + slim.bytes
     stepping = base + own + step_bytes + _step_width(s, base + step_bytes)  # may be the peak too
-    wide = max(_half_width(s, base, work, meter), stepping + fixed - free)
-    upper = free + math.hypot(wide, min(_eager_doubt(s, step_bytes, work, meter), 1.5 * free))
+    own_wide = 0.0 if work.point == _STEP else _half_width(s, base, work, meter)
+    wide = max(own_wide, stepping + fixed - free)
+    eager = math.hypot(own_wide, min(_eager_doubt(s, step_bytes, work, meter), 1.5 * free))
+    upper = free + max(wide, eager)
     expected, kept = free, fixed
     if card_bytes is not None:  # before it runs out of memory, the allocator gives its cache back
         limit = _LIMIT * card_bytes
@@ -195,7 +198,7 @@ def _residue(s: Settings) -> float:
 def _half_width(s: Settings, static: float, work: Dynamic, meter: str) -> float:
     """Half of the 95 % interval: independent doubts in the static and the moving part. Of what
     is in use at a card's limit a known recipe says more."""
-    if work.point == "the optimiser's step":
+    if work.point == _STEP:
         return _step_width(s, static + work.bytes)
     moving, spread = work.bytes, s.recipe.spread_dynamic
     if meter in _CACHED:
