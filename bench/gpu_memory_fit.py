@@ -29,11 +29,14 @@ _DYNAMIC = [0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.65, 0.8, 1.0]
 #: How hard a recipe with few rows is held to the generic figures.
 _HELD = 0.2
 #: With fewer rows than this an interval can't be told from them, and is at least so wide.
-_ENOUGH, _FLOOR_OF_FEW, _FLOOR = 20, (0.12, 0.35), (0.08, 0.2)
+_ENOUGH, _FLOOR_OF_FEW, _FLOOR = 20, (0.15, 0.5), (0.08, 0.2)
 #: A recipe whose facts are known and of which no row is.
 _UNMEASURED, _FEWEST = (0.15, 0.65), 3
 #: Rows in which what moves is a smaller share of the peak say nothing of its interval.
 _EXERCISED = 0.15
+#: How much wider an interval is made for models that are not among the rows; one model alone
+#: says little of the next.
+_OF_UNSEEN = 1.0
 #: A framework that nobody knows may do what no recipe does.
 _FLOOR_OF_UNKNOWN = (0.2, 1.2)
 
@@ -104,7 +107,7 @@ def _widths(rows: Sequence[Row], recipe: Recipe, over: float = 1.0) -> tuple[flo
         return max(0, missed - allowed), statistics.mean(bounds)
 
     static, moving = min(itertools.product(_STATIC, _DYNAMIC), key=cost)
-    margin = 1 + 1 / math.sqrt(len(rows))
+    margin = 1 + _OF_UNSEEN / math.sqrt(len({_model(row) for row in rows}))
     return round(margin * static, 3), round(margin * moving, 3)
 
 

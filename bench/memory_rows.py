@@ -22,16 +22,15 @@ UNITS = {
     "mib": 2.0**20,
     "mb": 1e6,
 }
-#: The columns in whose words settings are looked for.
-_TOLD = (
-    "method",
-    "optimizer",
-    "weight_dtype",
-    "sharding",
-    "grad_checkpointing",
-    "seq_len",
-    "notes",
+_IN_BACKWARD = r"(opt[a-z]*|step)[ _-]in[ _-](the[ _-])?b(ackward|wd)"
+#: A peak and its unit, wherever the unit is said, with what a source writes around them.
+_PEAK = re.compile(
+    r"\s*[~≈]?\s*(?P<number>\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?)\s*(?P<unit>[a-z]*\??)"
+    r"(?:[\s(].*)?"
 )
+#: The columns in whose words settings are looked for.
+_TOLD = ("method", "optimizer", "weight_dtype", "sharding", "grad_checkpointing", "seq_len",
+         "notes")  # fmt: skip
 #: Where a table lies says nothing of the framework that was measured.
 _HOST = re.compile(r"huggingface\.co|(hf|hugging ?face) datasets?", re.IGNORECASE)
 _UNSAID = {"", "not stated", "unknown", "n/a", "-", "none stated"}
@@ -52,8 +51,6 @@ _CARDS = {
     "v100": 32,
     "t4": 16,
 }
-
-
 #: Data sets whose name in a row tells batch and longest sample of its source's example.
 _DATA = {"twitter_complaints": (8, 48), "alpaca": (None, 512), "dolly": (None, 1024)}
 
@@ -113,13 +110,11 @@ def _row(number: int, cells: dict[str, str]) -> Row:
 
 def _actual(cells: dict[str, str], text: str, gpus: int) -> float:
     """Bytes of one GPU: a sum is divided by its GPUs, and GB with a question mark are 10^9."""
-    try:
-        value = float(cells.get("measured_peak_gb", ""))
-        value *= UNITS[cells.get("unit", "").lower()]
-    except (ValueError, KeyError):
-        raise RowError(
-            f"no peak: {cells.get('measured_peak_gb')!r} {cells.get('unit')!r}"
-        ) from None
+    told = f"{cells.get('measured_peak_gb', '')} {cells.get('unit', '')}".lower()
+    found = _PEAK.fullmatch(told)
+    if found is None or found["unit"] not in UNITS:
+        raise RowError(f"no peak: {cells.get('measured_peak_gb')!r} {cells.get('unit')!r}")
+    value = float(found["number"].replace(",", "")) * UNITS[found["unit"]]
     if not 0 < value < 1e15:
         raise RowError("a peak outside all reason")
     if found := re.search(r"sum (?:over|of) (?:all )?(\d+)?", text):
@@ -153,21 +148,22 @@ def _workload(cells: dict[str, str], text: str) -> Workload:
         lora_rank=int(_number(cells.get("lora_rank", ""), 1) or 0) or None,
         micro_batch=batch,
         sequence_length=length,
-        activation_checkpointing=_checkpointing(cells.get("grad_checkpointing", "").lower()),
+        activation_checkpointing=_checkpointing(cells.get("grad_checkpointing", "").lower(), text),
         sharding=sharding,
         tensor_parallel=int(_said(text, r"\b(?:tp|tensor.parallel)[ =_-]*(\d+)") or 1),
         pipeline_parallel=int(_said(text, r"\b(?:pp|pipeline.parallel)[ =_-]*(\d+)") or 1),
         gpus=int(_number(cells.get("gpus", ""), 1) or 1),
         attention=_attention(text),
-        fused_loss=_true(text, r"chunked|fused.?(linear )?(ce|cross|loss)|liger|\bcce\b"),
+        fused_loss=_true(
+            text, r"chunked|fused.?(linear )?(ce|cross|loss)|liger|\bcce\b|(?<!no )torch.?compile"
+        ),
         packed=_true(text, r"(?<!un)packed"),
         varying_lengths=_true(text, r"tokens? mean|\bsd \d|unpacked|dynamic padding"),
         mean_length=_number(_said(text, r"tokens? mean (\d+)") or "", 1),
         length_deviation=_number(_said(text, r"\bsd (\d+)") or "", 1),
         lora_targets=_targets(text),
         train_embeddings=embeddings,
-        optimizer_in_backward=re.search(r"(opt\w*|step)[ -]in[ -](the )?b(ackward|wd)", text)
-        is not None,
+        optimizer_in_backward=_true(text, _IN_BACKWARD) is not None,
         offload=_offload(cells, text),
     )  # fmt: skip
 
@@ -248,10 +244,13 @@ def _length(text: str) -> int | None:
     return int(found[0]) if found else None
 
 
-def _checkpointing(text: str) -> bool | None:
-    if text in _UNSAID:
-        return None
-    return not text.startswith(("no", "off", "false"))
+def _checkpointing(cell: str, text: str) -> bool | None:
+    if cell not in _UNSAID:
+        return not cell.startswith(("no", "off", "false"))
+    word = r"(gradient|activation)[ _-]checkpointing"
+    if re.search(rf"{word}[ =:]*(is )?(off|no|false|disabled)|(no|without) {word}", text):
+        return False
+    return _true(text, rf"{word}[ =:]*(is )?(on|yes|true|enabled)|with {word}")
 
 
 def _sharding(text: str) -> str | None:

@@ -52,6 +52,39 @@ def test_units(tmp_path: Path, unit: str, actual: float) -> None:
     assert one(tmp_path, unit=unit).actual == actual
 
 
+@pytest.mark.parametrize(
+    ("peak", "unit", "actual"),
+    [
+        ("18.5 GB", "", 18.5e9),
+        ("~18.5", "GB (nvidia-smi)", 18.5e9),
+        ("14,949", "MiB", 14949 * 2**20),
+        ("18.5", "GiB per GPU", 18.5 * 2**30),
+    ],
+)
+def test_a_peak_is_read_as_sources_write_it(
+    tmp_path: Path, peak: str, unit: str, actual: float
+) -> None:
+    assert one(tmp_path, measured_peak_gb=peak, unit=unit).actual == actual
+
+
+def test_a_file_may_lack_columns_and_have_others(tmp_path: Path) -> None:
+    file = tmp_path / "rows.csv"
+    file.write_text("model,measured_peak_gb,mood\nmy-own-13b,30,good\n")
+    found, refused = read(file)
+    assert not refused
+    result = predicted(found[0])
+    assert 0 < result.prediction.lower < result.prediction.expected < result.prediction.upper
+
+
+def test_settings_in_the_notes(tmp_path: Path) -> None:
+    work = one(
+        tmp_path, notes="optimizer_in_bwd; torch compile; gradient checkpointing off"
+    ).workload
+    assert work.optimizer_in_backward
+    assert work.fused_loss
+    assert work.activation_checkpointing is False
+
+
 def test_a_sum_is_divided_by_its_gpus(tmp_path: Path) -> None:
     row = one(
         tmp_path, gpus="4", sharding="ZeRO-2 2x2 GPUs (sum over 4 GPUs)", measured_peak_gb="74.7"
@@ -113,8 +146,9 @@ def test_lengths_that_vary_are_told_by_the_notes(tmp_path: Path) -> None:
     ("cells", "reason"),
     [
         ({"measured_peak_gb": "n/a"}, "no peak"),
-        ({"measured_peak_gb": "-3"}, "outside all reason"),
-        ({"measured_peak_gb": "nan"}, "outside all reason"),
+        ({"measured_peak_gb": "-3"}, "no peak"),
+        ({"measured_peak_gb": "nan"}, "no peak"),
+        ({"measured_peak_gb": "0"}, "outside all reason"),
         ({"unit": "furlong"}, "no peak"),
         ({"model": "mystery"}, "neither its model nor its parameters"),
     ],

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crater_slurm.catalogue.llms import models
@@ -257,6 +257,7 @@ WORKLOADS = st.builds(
 )
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(WORKLOADS)
 def test_the_interval_holds_the_expected_value(workload: Workload) -> None:
     p = predict(workload)
@@ -265,6 +266,7 @@ def test_the_interval_holds_the_expected_value(workload: Workload) -> None:
     assert all(t.bytes >= 0 for t in p.terms)
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(WORKLOADS, st.integers(1, 1000), st.integers(1, 10000), st.integers(2, 8))
 def test_more_work_never_needs_less(
     workload: Workload, batch: int, length: int, times: int
@@ -277,6 +279,7 @@ def test_more_work_never_needs_less(
         assert predict(larger).expected >= predict(small).expected * (1 - 1e-9)
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(WORKLOADS)
 def test_checkpointing_never_needs_more_where_a_model_has_layers(workload: Workload) -> None:
     on, off = (

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crater_slurm.errors import UsageError
@@ -125,6 +125,7 @@ def test_what_nothing_helps_has_no_change() -> None:
     assert smallest_change(Workload(model="Llama-3.1-405B", method="full"), 8192) is None
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(
     st.sampled_from(["full", "lora", "qlora", "inference"]),
     st.sampled_from(["Llama-3-8B", "Qwen2-0.5B", "Llama-3-70B"]),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from crater_slurm.placement.prediction.settings import Settings
+from crater_slurm.placement.prediction.settings import PREQUANTISED, Settings
 from crater_slurm.placement.prediction.states import Term
 
 #: Bytes of one score of eager attention (query x key x head): kept for backward (soft-max,
@@ -19,6 +19,8 @@ from crater_slurm.placement.prediction.states import Term
 _SCORE_KEPT, _SCORE_WORK = 5.0, 12.0
 #: A layer that goes backward holds its activations and, beside them, gradients of a part.
 _WORK_FACTOR = 1.2
+#: Bytes of dropout's mask, and of the input of a quantised matrix as bitsandbytes keeps it.
+_MASK, _QUANTISED_INPUT = 1.0, 4.8
 #: A chunked loss holds this part of the fp32 copies at once.
 _CHUNK = 1 / 8
 #: Diffusion over 64 x 64 latents (512 px): bytes that one sample keeps in fp32, from the sizes
@@ -58,6 +60,23 @@ def kept_per_token(s: Settings) -> float:
     return values * s.compute_bytes
 
 
+def adapter_inputs(s: Settings) -> float:
+    """Bytes that one layer keeps of one token for its adapters and its quantised matrices.
+
+    A frozen matrix needs no input for its gradient; an adapter's dropout keeps its own copy of
+    it and the mask, and bitsandbytes keeps (and casts) the input of each matrix.
+    """
+    if not s.adapters:
+        return 0.0
+    a = s.architecture
+    attention, mlp = float(a.hidden), 2.0 * a.hidden + a.intermediate * a.active_experts
+    adapted = attention + (a.query_width + mlp if s.targets == "all" else 0.0)
+    kept = (s.compute_bytes + _MASK) * adapted
+    if s.quantisation is not None and s.quantisation not in PREQUANTISED:
+        kept += _QUANTISED_INPUT * (attention + a.hidden + a.intermediate * a.active_experts)
+    return kept / s.tensor
+
+
 def dynamic(s: Settings, step_bytes: float, fragmentation: float = 1.0) -> Dynamic:
     """What a step takes beside the states at the point that is highest with its fragments."""
     if s.architecture.family == "diffusion":
@@ -85,7 +104,7 @@ def _kept(s: Settings) -> list[Term]:
         total = a.layers * a.hidden * s.compute_bytes * tokens / s.tensor
         why = f"{a.layers} layers x {a.hidden} x {s.compute_bytes:g} B x {tokens} tokens"
         return [Term("kept activations", total, why + ", the rest is computed again")]
-    per = kept_per_token(s)
+    per = kept_per_token(s) + adapter_inputs(s)
     total = a.layers * per * tokens
     why = f"{a.layers} layers x {per / 1e3:.0f} kB x {tokens} tokens"
     if "activations" in s.said.offload:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from crater_slurm.catalogue.llms import Known, describe, nearest_models
 from crater_slurm.errors import UsageError
@@ -24,18 +24,25 @@ from crater_slurm.placement.prediction.states import Term, trained, weights
 CONTEXT_BYTES = 0.55e9
 #: Half width of what no part's share covers: contexts differ by driver, card and libraries.
 _DOUBT_BYTES = 0.5e9
+#: Part of a card that a process can fill.
+_LIMIT = 0.985
 #: Relative half width that a guessed shape adds to the static part.
 _GUESSED_SHAPE = {"catalogue": 0.0, "stated": 0.05, "name": 0.10}
-#: The same of a precision that nobody said and no recipe tells: it may be fp32, twice as much.
-_GUESSED_PRECISION = 0.9
+#: Relative half width of all where nobody said the precision and no recipe tells it: it may be
+#: fp32, twice as much.
+_GUESSED_PRECISION = 1.0
 #: Half width of what moves and is in use: at the limit of a card, where the cache is empty, the
 #: peaks of recipes that were not fitted lay within an eighth of it.
 _IN_USE = 0.35
+#: Beyond this length nobody trains without a kernel: the scores of one layer would fill a card.
+_EAGER_LENGTH = 8192
 #: What counts what: the driver sees all; torch's reserved no context; its allocated no cache
 #: either. ``tight`` is the driver at a card's limit, where the allocator has given its cache back.
 METERS = ("driver", "reserved", "allocated", "tight")
-#: Of lengths that never vary, no more than this part of what moves lies unused in the cache.
-_UNIFORM = 1.1
+_STEP = "the optimiser's step"
+_CACHED = frozenset({"driver", "reserved"})
+#: Packed samples are nearly of one length: this part of the fragments is left.
+_PACKED = 0.5
 #: Of lengths that are known to vary, at least so much (GMLake, ASPLOS 2024, reports reserved
 #: memory up to half as much again as what is in use).
 _VARYING = 1.5
@@ -111,49 +118,72 @@ def _formula(s: Settings, meter: str, card_bytes: float | None) -> Prediction:
     static = [*weights(s), *lasting, *_buffers(s, lasting)]
     own = CONTEXT_BYTES if meter in {"driver", "tight"} else 0.0
     fixed = max(0.0, s.recipe.overhead_gb * 1e9 - CONTEXT_BYTES) if meter != "allocated" else 0.0
-    cached = meter in {"driver", "reserved"}
-    fragmentation = _fragmentation(s)
-    work = dynamic(s, step_bytes, fragmentation if cached else 1.0)
     base = sum(term.bytes for term in static)
-    held = fixed
-    if cached:
+    slim = dynamic(s, step_bytes)
+    work, held = slim, fixed
+    if meter in _CACHED:
+        if (fragmentation := _fragmentation(s)) > 1:
+            work = dynamic(s, step_bytes, fragmentation)
         held += (fragmentation - 1) * work.fragmenting + _residue(s)
-    floor = base + work.bytes + own
-    if card_bytes is not None:
-        held = max(0.0, min(held, 0.985 * card_bytes - floor))
+    free, least = base + own + work.bytes + held, base + own + slim.bytes
+    stepping = base + own + step_bytes + _step_width(s, base + step_bytes)  # may be the peak too
+    own_wide = 0.0 if work.point == _STEP else _half_width(s, base, work, meter)
+    wide = max(own_wide, stepping + fixed - free)
+    eager = math.hypot(own_wide, min(_eager_doubt(s, step_bytes, work, meter), 1.5 * free))
+    upper = free + max(wide, eager)
+    expected, kept = free, fixed
+    if card_bytes is not None:  # before it runs out of memory, the allocator gives its cache back
+        limit = _LIMIT * card_bytes
+        kept = max(0.0, min(fixed, limit - least))
+        if free > limit:
+            work, expected = slim, max(least, limit)
+        upper = min(upper, max(card_bytes, least + wide, stepping))
+    held = max(0.0, expected - base - own - work.bytes)
     terms = [*static, *work.terms, Term("CUDA context", own, "context, kernels and libraries")]
     terms.append(Term("allocator's cache", held, "reserved and not in use: blocks, fragments"))
-    expected = floor + held
     if s.recipe.preallocates and not s.trains and card_bytes:
-        return _preallocated(s, card_bytes, floor, terms, work.point)
-    wide = _half_width(s, base, work)
-    upper = expected + wide
-    if card_bytes is not None and expected < card_bytes:
-        upper = min(upper, max(card_bytes, floor + wide))
+        return _preallocated(s, card_bytes, least, terms, work.point)
+    lower = min(expected, max(expected - wide, (1 - s.recipe.spread_static) * (base + own)))
+    needed = min(upper, kept + max(stepping, least + _half_width(s, base, slim, "tight")))
+    return _told(s, (expected, lower, upper, needed), terms, work.point)
+
+
+def _told(
+    s: Settings, figures: tuple[float, float, float, float], terms: Sequence[Term], point: str
+) -> Prediction:
+    expected, lower, upper, needed = figures
     return Prediction(
-        expected=expected,
-        lower=min(expected, max(expected - wide, (1 - s.recipe.spread_static) * (base + own))),
-        upper=upper,
-        needed=min(upper, floor + min(held, fixed) + _half_width(s, base, work, cached=False)),
+        expected=expected, lower=lower, upper=upper, needed=needed,
         terms=tuple(term for term in terms if term.bytes or term.name == "kept activations"),
-        point=work.point,
-        decided_by="formula",
-        model=s.name,
-        recipe=s.recipe.name,
-        certainty=s.certainty,
-        assumed=tuple(s.assumed),
-    )
+        point=point, decided_by="formula", model=s.name, recipe=s.recipe.name,
+        certainty=s.certainty, assumed=tuple(s.assumed),
+    )  # fmt: skip
 
 
 def _fragmentation(s: Settings) -> float:
     """What the cache holds by what is in use, of blocks whose size follows a sample's length:
     the blocks of other samples lie unused, and are as large as these samples are long."""
-    if s.said.packed:
-        return min(s.recipe.fragmentation, _UNIFORM)
     most = s.recipe.fragmentation
+    if s.said.packed:
+        return 1 + _PACKED * (most - 1)
     if s.varying and s.recipe.name == "generic":
         most = max(most, _VARYING)
     return 1 + (most - 1) * s.typical_share if s.varying else most
+
+
+def _eager_doubt(s: Settings, step_bytes: float, work: Dynamic, meter: str) -> float:
+    """What the peak rises by where attention is eager after all: nobody said which it is, and
+    the framework asks for a kernel that not every model's code follows."""
+    if s.attention_known or s.eager or not s.trains:
+        return 0.0
+    eager = replace(s, eager=True, length=min(s.length, _EAGER_LENGTH))
+    fragmentation = _fragmentation(s) if meter in _CACHED else 1.0
+    slow = dynamic(eager, step_bytes, fragmentation)
+
+    def held(point: Dynamic) -> float:
+        return point.bytes + (fragmentation - 1) * point.fragmenting
+
+    return max(0.0, held(slow) - held(work))
 
 
 def _residue(s: Settings) -> float:
@@ -165,22 +195,32 @@ def _residue(s: Settings) -> float:
     return s.recipe.load_residue * body
 
 
-def _half_width(s: Settings, static: float, work: Dynamic, *, cached: bool = True) -> float:
-    """Half of the 95 % interval: independent doubts in the static and the moving part. Not
-    ``cached`` is that of what is in use, of which a known recipe says more."""
-    stepping = work.point == "the optimiser's step"
-    static += work.bytes if stepping else 0.0
-    moving = 0.0 if stepping else work.bytes
-    spread = s.recipe.spread_dynamic
-    if cached and not stepping:
+def _half_width(s: Settings, static: float, work: Dynamic, meter: str) -> float:
+    """Half of the 95 % interval: independent doubts in the static and the moving part. Of what
+    is in use at a card's limit a known recipe says more."""
+    if work.point == _STEP:
+        return _step_width(s, static + work.bytes)
+    moving, spread = work.bytes, s.recipe.spread_dynamic
+    if meter in _CACHED:
         moving += (_fragmentation(s) - 1) * work.fragmenting
-    elif s.recipe.name != "generic":
+    elif meter == "tight" and s.recipe.name != "generic":
         spread = min(spread, _IN_USE)
-    guessed = 0.0 if s.said.precision or s.recipe.name != "generic" else _GUESSED_PRECISION
-    relative = math.hypot(s.recipe.spread_static, _GUESSED_SHAPE[s.certainty], guessed)
+    doubled = _guessed(s) * (static + moving)
     of_length = 0.0 if s.length_known or s.architecture.family == "diffusion" else 0.8
     of_moving = math.hypot(spread, of_length)
-    return math.sqrt((relative * static) ** 2 + (of_moving * moving) ** 2 + _DOUBT_BYTES**2)
+    return math.hypot(_relative(s) * static, of_moving * moving, doubled, _DOUBT_BYTES)
+
+
+def _step_width(s: Settings, static: float) -> float:
+    return math.hypot(_relative(s) * static, _guessed(s) * static, _DOUBT_BYTES)
+
+
+def _relative(s: Settings) -> float:
+    return math.hypot(s.recipe.spread_static, _GUESSED_SHAPE[s.certainty])
+
+
+def _guessed(s: Settings) -> float:
+    return 0.0 if s.said.precision or s.recipe.name != "generic" else _GUESSED_PRECISION
 
 
 def _buffers(s: Settings, lasting: Sequence[Term]) -> list[Term]:
@@ -204,8 +244,5 @@ def _preallocated(
     taken = max(needed, share * card)
     terms = [term for term in terms if term.name != "allocator's cache"]
     terms.append(Term("set aside", taken - needed, f"{s.recipe.name} takes {share:.0%} of a card"))
-    return Prediction(
-        expected=taken, lower=0.95 * taken, upper=max(1.05 * taken, 1.1 * needed),
-        needed=1.1 * needed, terms=tuple(terms), point=point, decided_by="formula",
-        model=s.name, recipe=s.recipe.name, certainty=s.certainty, assumed=tuple(s.assumed),
-    )  # fmt: skip
+    figures = (taken, 0.95 * taken, max(1.05 * taken, 1.1 * needed), 1.1 * needed)
+    return _told(s, figures, terms, point)

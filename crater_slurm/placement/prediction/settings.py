@@ -7,7 +7,7 @@ prediction must see what it rests on. Nothing here computes memory.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from crater_slurm.catalogue.llms import Known
 from crater_slurm.model.workload import Architecture, Workload
@@ -31,8 +31,8 @@ WEIGHT_BYTES = {
 }
 #: Quantised before they are loaded, with an own layer type that nobody casts.
 PREQUANTISED = frozenset({"gptq", "gptq8", "awq"})
-#: Mean by longest length, where the lengths vary and nobody said how.
-_USUAL_SHARE = 0.75
+#: Mean by longest length, where the lengths vary and nobody said how: the worst of all.
+_USUAL_SHARE = 1.0
 TRAINING = frozenset({"full", "lora", "qlora", "rlhf", "dpo", "pretrain"})
 
 
@@ -59,6 +59,7 @@ class Settings:
     length_known: bool
     checkpointing: bool
     eager: bool
+    attention_known: bool
     fused_loss: bool
     stage: int
     fully_sharded: bool
@@ -100,7 +101,7 @@ def settle(workload: Workload, known: Known) -> Settings:
     stage, replicas = _sharding(workload, assumed)
     return Settings(
         name=known.name,
-        architecture=known.architecture,
+        architecture=_as_built(known.architecture, recipe),
         recipe=recipe,
         certainty=known.certainty,
         method=method,
@@ -115,8 +116,9 @@ def settle(workload: Workload, known: Known) -> Settings:
         batch=batch,
         length=length,
         length_known=known_length,
-        checkpointing=_checkpointing(workload, recipe, method, assumed),
+        checkpointing=_checkpointing(workload, recipe, method, quantisation, assumed),
         eager=_eager(workload, recipe, known.architecture),
+        attention_known=_attention_known(workload, recipe, known.architecture),
         fused_loss=recipe.fused_loss if workload.fused_loss is None else workload.fused_loss,
         stage=stage,
         fully_sharded=(workload.sharding or "").lower() == "fsdp",
@@ -128,6 +130,13 @@ def settle(workload: Workload, known: Known) -> Settings:
         typical_share=_typical_share(workload, length),
         assumed=assumed,
     )
+
+
+def _as_built(architecture: Architecture, recipe: Recipe) -> Architecture:
+    if not (recipe.unties and architecture.tied_embeddings):
+        return architecture
+    head = architecture.vocabulary * architecture.hidden
+    return replace(architecture, parameters=architecture.parameters + head, tied_embeddings=False)
 
 
 def _default(assumed: list[str], method: str, optimizer: str) -> str:
@@ -194,7 +203,7 @@ def _size(
 def _typical_share(workload: Workload, longest: int) -> float:
     """Mean length of the samples after they are cut, as a part of the longest.
 
-    Lengths are taken as log-normal; of an unknown distribution most are long.
+    Lengths are taken as log-normal; of an unknown distribution all are long.
     """
     mean = workload.mean_length
     if not mean or mean <= 0:
@@ -211,18 +220,25 @@ def _normal(z: float) -> float:
     return 0.5 * (1 + math.erf(z / math.sqrt(2)))
 
 
-def _checkpointing(workload: Workload, recipe: Recipe, method: str, assumed: list[str]) -> bool:
+def _checkpointing(
+    workload: Workload, recipe: Recipe, method: str, quantisation: str | None, assumed: list[str]
+) -> bool:
     if workload.activation_checkpointing is not None:
         return workload.activation_checkpointing
     if method == "inference":
         return False
-    assumed.append(f"activation-checkpointing={'yes' if recipe.checkpointing else 'no'}")
-    return recipe.checkpointing
+    usual = recipe.checkpointing or (recipe.checkpointing_quantised and quantisation is not None)
+    assumed.append(f"activation-checkpointing={'yes' if usual else 'no'}")
+    return usual
 
 
 def _eager(workload: Workload, recipe: Recipe, architecture: Architecture) -> bool:
     """Whether attention keeps the whole score matrix."""
     return (workload.attention or architecture.attention or recipe.attention) == "eager"
+
+
+def _attention_known(workload: Workload, recipe: Recipe, architecture: Architecture) -> bool:
+    return bool(workload.attention or architecture.attention) or recipe.attention_sure
 
 
 def _sharding(workload: Workload, assumed: list[str]) -> tuple[int, int]:

@@ -155,6 +155,9 @@ def _gradients(s: Settings, count: float, own: float) -> Term:
     if s.said.optimizer_in_backward and not s.adapters:
         layer = s.architecture.layer_parameters or count
         return Term("gradients", min(count, layer) * own, "of one layer: the step runs in backward")
+    if s.stage >= 2 and s.said.offload & {"optimizer", "parameters"}:
+        layer = min(count, s.architecture.layer_parameters or count)
+        return Term("gradients", layer * own, "of one layer: the rest goes to the host")
     share = 1 / s.replicas if s.stage >= 2 else 1.0
     return Term("gradients", count * own * share, f"{_b(count)} x {own:g} B" + _divided(share))
 
