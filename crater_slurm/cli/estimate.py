@@ -21,6 +21,7 @@ _ABOUT = frozenset(
         *("task", "model", "model_params", "method", "framework", "precision", "quantization"),
         *("optimizer", "lora_rank", "micro_batch", "sequence_length", "activation_checkpointing"),
         *("sharding", "tensor_parallel", "pipeline_parallel", "gpus", "io_pattern"),
+        "traced_memory_mib",
     }
 )
 
@@ -54,6 +55,8 @@ def _workload_options(command: Callable[..., None]) -> Callable[..., None]:
 @_workload_options
 @click.option("--job-nodes", type=click.IntRange(1, 100_000), default=1, metavar="N",
               help="Nodes of the job; --gpus counts those of one node.")  # fmt: skip
+@click.option("--trace", type=click.Path(path_type=Path), metavar="FILE",
+              help="What crater_slurm.job.trace_memory wrote, for --traced-memory.")  # fmt: skip
 @click.option("--on", "card", metavar="CARD", help="A GPU model: does it fit, else what would?")
 @click.option("--nodes", metavar="HOSTLIST", help="Cards of these nodes of the store, or 'all'.")
 @click.option("--headroom", type=click.IntRange(0, 90), default=0, metavar="PERCENT",
@@ -62,6 +65,7 @@ def _workload_options(command: Callable[..., None]) -> Callable[..., None]:
 def estimate(
     script: Path | None,
     job_nodes: int,
+    trace: Path | None,
     card: str | None,
     nodes: str | None,
     headroom: int,
@@ -75,6 +79,8 @@ def estimate(
     from crater_slurm.cli import estimate_view as view
     from crater_slurm.model.workload import workload_of
 
+    if trace is not None:
+        options["traced_memory_mib"] = _traced(trace)
     request = _request(script, options)
     workload = workload_of(request, (request.gpus or 1) * job_nodes)
     if workload is None:
@@ -92,6 +98,18 @@ def estimate(
         print_json(view.document(answer))
     else:
         view.show(answer)
+
+
+def _traced(file: Path) -> int:
+    """MiB of the peak that a trace tells. Raises UsageError for a file that is none."""
+    from crater_slurm.model.memory_trace import TEXT_LIMIT, read_memory_trace
+
+    try:
+        with file.open(encoding="utf-8", errors="replace") as opened:
+            text = opened.read(TEXT_LIMIT + 1)
+    except OSError as error:
+        raise UsageError(f"can't read trace {file}: {error.strerror}") from error
+    return -(-read_memory_trace(text).peak_bytes // 2**20)
 
 
 def _request(script: Path | None, options: dict[str, Any]) -> Request:

@@ -18,5 +18,6 @@ class Prediction(Section):
     require: bool = Field(
         default=True,
         description="Leave out GPUs smaller than the lower bound of the prediction, and refuse a "
-        "job that then fits none. Off, the prediction is told and preferred by only.",
+        "job that then fits none, where method and a known framework are named and nothing is "
+        "sharded, or peaks were seen. Off, the prediction is told and preferred by only.",
     )

@@ -35,6 +35,7 @@ class Request:
     sharding: str | None = None
     tensor_parallel: int | None = None
     pipeline_parallel: int | None = None
+    traced_memory_mib: int | None = None
     gpus: int | None = None
     gpu_memory_mib: int | None = None
     gpu_type: str | None = None
@@ -360,6 +361,17 @@ REQUIREMENTS: tuple[Requirement, ...] = (
         minimum=1,
         maximum=1024,
         meaning="GPUs that share the layers out among them.",
+    ),
+    Requirement(
+        key="traced-memory",
+        attribute="traced_memory_mib",
+        kind="mib",
+        unit="MiB",
+        example="21GiB",
+        minimum=1,
+        maximum=16 * 2**20,
+        meaning="Peak of one GPU's tensors that crater_slurm.job.trace_memory found for a step "
+        "of these settings; counts more than a formula.",
     ),
     Requirement(
         key="gpus",

@@ -16,7 +16,7 @@ from crater_slurm.model.request import Request
 STATED = (
     *("model", "parameters", "method", "task", "framework", "precision", "quantization"),
     *("optimizer", "lora_rank", "micro_batch", "sequence_length", "activation_checkpointing"),
-    *("sharding", "tensor_parallel", "pipeline_parallel", "gpus"),
+    *("sharding", "tensor_parallel", "pipeline_parallel", "gpus", "traced_bytes"),
 )
 
 
@@ -91,7 +91,8 @@ class Workload:
     ``length_deviation`` of the samples before they are cut (tokens), ``lora_targets`` (``qv``,
     ``qkv``, ``attention`` or ``all``), ``train_embeddings`` (beside adapters),
     ``optimizer_in_backward`` (no gradient outlives its layer), ``offload`` (``optimizer``,
-    ``parameters`` or ``activations``, to the host).
+    ``parameters`` or ``activations``, to the host). ``traced_bytes`` is what a traced step of these
+    settings took of one GPU.
     """
 
     model: str | None = None
@@ -119,6 +120,7 @@ class Workload:
     length_deviation: float | None = None
     lora_targets: str | None = None
     train_embeddings: bool = False
+    traced_bytes: float | None = None
     optimizer_in_backward: bool = False
     offload: frozenset[str] = frozenset()
 
@@ -161,5 +163,6 @@ def workload_of(request: Request, gpus: int) -> Workload | None:
         sharding=request.sharding,
         tensor_parallel=request.tensor_parallel or 1,
         pipeline_parallel=request.pipeline_parallel or 1,
+        traced_bytes=request.traced_memory_mib and request.traced_memory_mib * 2.0**20,
         gpus=max(1, gpus),
     )

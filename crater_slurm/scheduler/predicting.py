@@ -83,16 +83,33 @@ class Predictor:
             host = host_needs(workload, io_pattern=io_pattern)
         except UsageError as error:
             return Prognosis(notes=(f"no prediction: {error}",))
-        least, wanted = found.mib(found.lower), found.mib(found.needed)
+        lower, wanted = found.mib(found.lower), found.mib(found.needed)
+        least = lower if self._require and _is_certain(workload, found) else 0
         note = (
             f"predicted for each GPU: {format_mib(found.mib(found.expected))} "
-            f"({format_mib(least)} to {format_mib(found.mib(found.upper))}, by {_source(found)})"
+            f"({format_mib(lower)} to {format_mib(found.mib(found.upper))}, by {_source(found)})"
         )
         return Prognosis(
-            Expected(least if self._require else 0, wanted),
-            _record(found, host, len(peaks)) | {"least_mib": least if self._require else 0},
+            Expected(least, wanted),
+            _record(found, host, len(peaks)) | {"least_mib": least},
             (note,),
         )
+
+
+def _is_certain(workload: Workload, found: Prediction) -> bool:
+    """Whether the lower bound may leave cards out: a guess about what nobody said may not.
+
+    How a model is trained decides most of it; what an unknown framework does, and what sharding
+    may keep on the host, nobody can tell.
+    """
+    if found.decided_by in ("observed", "traced"):
+        return True
+    alone = workload.gpus == 1 and workload.sharding is None
+    return (
+        workload.method is not None
+        and found.recipe != "generic"
+        and (alone or workload.sharding in ("none", "ddp"))
+    )
 
 
 def expected_of(record: dict[str, Any]) -> Expected | None:
@@ -105,6 +122,8 @@ def expected_of(record: dict[str, Any]) -> Expected | None:
 def _source(found: Prediction) -> str:
     if found.decided_by == "observed":
         return "what such jobs took"
+    if found.decided_by == "traced":
+        return "a traced step"
     return f"the formula for {found.model} with {found.recipe}"
 
 

@@ -120,3 +120,25 @@ def test_wrong_input_is_told(arguments: tuple[str, ...], message: str) -> None:
 def test_hostile_names_are_only_names(name: str) -> None:
     found = document("--model", name, "--model-params", "7B")
     assert found["model"]["architecture"]["parameters"] == 7e9
+
+
+def test_a_trace_takes_the_place_of_the_formula(tmp_path: Path) -> None:
+    record = {
+        "version": 1, "peak_bytes": 24 * 2**30, "torch": "2.13.0", "precision": "bf16",
+        "device": "cuda", "steps": 2,
+        "by_category": {
+            "parameters": 16 * 2**30, "gradients": 0, "optimizer": 0, "activations": 8 * 2**30,
+            "temporaries": 0, "buffers": 0, "inputs": 0, "other": 0,
+        },
+        "by_phase": {"forward": 24 * 2**30, "backward": 20 * 2**30, "optimizer": 0},
+    }  # fmt: skip
+    file = tmp_path / "crater-memory.json"
+    file.write_text(json.dumps(record))
+    arguments = ["--model", "Llama-3-8B", "--trace", str(file), "--json"]
+    answer = CliRunner().invoke(estimate, arguments)
+    assert answer.exit_code == 0, answer.output
+    document = json.loads(answer.output)
+    assert document["memory"]["decided_by"] == "traced"
+    file.write_text("{")
+    with pytest.raises(UsageError, match="memory trace"):
+        CliRunner().invoke(estimate, arguments, catch_exceptions=False)

@@ -74,6 +74,25 @@ def test_a_job_that_fits_no_card_is_refused_with_the_prediction() -> None:
     assert "by the formula for llama-3-8b with torchtune" in text
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "model=Llama-3-8B",  # trained how?
+        "model=Llama-3-8B method=full",  # by what?
+        "model=Llama-3-8B method=full framework=homemade",
+        "model=Llama-3-8B method=full framework=deepspeed sharding=zero3",  # kept on the host?
+        "model=Llama-3-8B method=full framework=torchtune gpus=2",  # shared out?
+    ],
+)
+def test_a_guess_about_what_nobody_said_leaves_no_card_out(words: str) -> None:
+    words = words if "gpus=" in words else f"gpus=1 {words}"
+    answer = decided(words, predictor(), node("t1", cards=SMALL))
+    assert not answer.reject
+    assert answer.decision is not None
+    assert answer.decision.prediction["least_mib"] == 0
+    assert any("predicted for each GPU" in line for line in answer.messages)
+
+
 def test_without_a_model_nothing_is_predicted() -> None:
     request = parse_script("#CRATER gpus=1 gpu-memory=16GiB method=lora").request
     assert predictor()(request, Job(user_id=1)) is NOTHING
@@ -142,3 +161,15 @@ def test_the_record_has_it_all_and_plans_alike_again() -> None:
     again = wanted(kept, view(*there), {"membw", "nviops", "nvme"})
     assert again is not None
     assert (again.excluded, again.same) == ({"t1"}, True)
+
+
+def test_a_traced_step_counts_more_than_the_formula() -> None:
+    """30 GiB of tensors, and the context that no trace sees."""
+    request = parse_script(f"#CRATER gpus=1 traced-memory=30GiB {LORA}").request
+    found = predictor()(request, Job(user_id=1))
+    assert found.record["decided_by"] == "traced"
+    terms = {t["name"]: t["mib"] for t in found.record["terms"]}  # type: ignore[attr-defined]
+    assert terms["step"] == 30 * GIB
+    assert "weights" not in terms
+    assert 30 * GIB + 500 < found.record["expected_mib"] < 34 * GIB  # type: ignore[operator]
+    assert "by a traced step" in found.notes[0]

@@ -43,6 +43,8 @@ CATEGORIES: dict[str, tuple[str, ...]] = {
     "activation": ("kept activations", "one layer's work", "attention scores", "KV cache"),
     "temporary": ("logits", "optimiser step", "prefill"),
 }
+#: All of them at once, where only the peak is known.
+CATEGORIES["step"] = tuple(term for terms in CATEGORIES.values() for term in terms)
 
 
 def traced(prediction: Prediction, trace: Trace) -> Prediction:

@@ -63,6 +63,7 @@ def smallest_change(workload: Workload, memory_mib: int, *, headroom: float = 0.
     if found.fits or known is None:
         return Change((), workload, found) if found.fits else None
     for _, names, changed in sorted(_combinations(workload, known), key=lambda each: each[0]):
+        changed = replace(changed, traced_bytes=None)  # that step was another
         found = fit(changed, memory_mib, headroom=headroom, known=known)
         if found.fits:
             return Change(names, changed, found)

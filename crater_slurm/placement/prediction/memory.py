@@ -90,6 +90,8 @@ def predict(
     if recipe is not None:
         settings.recipe = recipe
     formula = _formula(settings, meter, card_bytes)
+    if trace is None and workload.traced_bytes:
+        trace = {"step": workload.traced_bytes}
     if trace is not None:
         formula = traced(formula, trace)
     return corrected(formula, workload, peaks, lambda w: predict(w, meter=meter).expected)

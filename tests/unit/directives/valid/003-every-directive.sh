@@ -6,4 +6,4 @@
 #CRATER model-params=8.03B framework=torchtune optimizer=adamw lora-rank=16 micro-batch=2
 #CRATER sequence-length=2048 activation-checkpointing=yes sharding=zero2 tensor-parallel=2
 #CRATER pipeline-parallel=4 tensor-cores=yes mig=1g.5gb gpu-sharing=no driver=535.104 cuda=12.2
-#CRATER physical-cores=yes min-gpu-utilization=65
+#CRATER physical-cores=yes min-gpu-utilization=65 traced-memory=21GiB
