@@ -196,6 +196,8 @@ class Decider:
         notes += steered.notes
         excluded = outcome.failed | steered.left_out
         prefer = steering.preference(view, outcome, job, scope, steered.left_out)
+        if own and not steering.lasts(view, own, outcome, scope, steered.left_out, unread=True):
+            notes.append("Slurm refuses a job whose --prefer names too few nodes that can run it")
         if job.het_component:
             notes.append("each component of a heterogeneous job is planned on its own")
         changes = levers.changes(

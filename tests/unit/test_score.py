@@ -172,3 +172,16 @@ def test_nothing_is_preferred_for_which_slurm_might_refuse_the_job(
     answer = decider().decide(message("gpus=1 gpu-memory=16GiB", **fields), there)
     assert not answer.reject
     assert answer.fields.get("prefer") == prefer
+
+
+@pytest.mark.parametrize(
+    ("own", "refused"), [("small", True), ("big", False), ("big|small", False), ("[big*9]", False)]
+)
+def test_a_users_preference_for_nodes_that_can_t_run_it_is_told(own: str, refused: bool) -> None:
+    cards = gpus(0, 1, model="l4", gres_type="l4", memory_mib=24 * GIB)
+    there = view(*(node("a1"), node("l1", cards=cards)), features={"l1": {"small"}, "a1": {"big"}})
+    answer = decider().decide(message("gpus=1 gpu-memory=30GiB", prefer=own), there)
+    assert not answer.reject
+    assert answer.fields["exc_nodes"] == "l1"
+    told = "crater: Slurm refuses a job whose --prefer names too few nodes that can run it"
+    assert (told in answer.messages) == refused
