@@ -157,7 +157,7 @@ def features_of(
 ) -> tuple[str, ...]:
     """Node features that name ``chosen`` among ``passed``: any node with one of them is chosen.
 
-    As few as cover most; empty when no feature tells the nodes apart. ``sets`` are feature sets
+    As few as cover most; empty when none do, or no feature tells the nodes apart. ``sets`` are feature sets
     with their nodes.
     """
     nodes: dict[str, int] = {}
@@ -177,4 +177,5 @@ def features_of(
             break
         left &= ~able[name]
         found.append(name)
-    return tuple(found)
+    # Names of single nodes would send every job to the same few.
+    return tuple(found) if 2 * left.bit_count() <= chosen.bit_count() else ()

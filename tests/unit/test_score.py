@@ -121,6 +121,15 @@ def test_several_features_cover_what_one_does_not() -> None:
     assert features_of(0b0111, 0b1111, sets) == ("a", "b")
 
 
+def test_names_of_single_nodes_are_no_preference_for_a_thousand() -> None:
+    sets = [(frozenset({f"host{i}"}), 1 << i) for i in range(32)]
+    everything = (1 << 32) - 1
+    assert features_of((1 << 16) - 1, everything, sets) == tuple(
+        sorted(f"host{i}" for i in range(16))[:8]
+    )
+    assert features_of((1 << 17) - 1, everything, sets) == ()
+
+
 def test_the_filter_prefers_unless_the_user_named_features() -> None:
     small = node("l1", cards=gpus(0, 1, model="l4", gres_type="l4", memory_mib=24 * GIB))
     there = view(node("a1"), small, features={"l1": {"gpu_l4"}, "a1": {"gpu_a100"}})
