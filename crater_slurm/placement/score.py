@@ -157,8 +157,8 @@ def features_of(
 ) -> tuple[str, ...]:
     """Node features that name ``chosen`` among ``passed``: any node with one of them is chosen.
 
-    As few as cover most; empty when none do, or no feature tells the nodes apart. ``sets`` are feature sets
-    with their nodes.
+    As few as cover most; empty when none do, or no feature tells the nodes apart. ``sets`` are
+    feature sets with their nodes.
     """
     nodes: dict[str, int] = {}
     for names, members in sets:
