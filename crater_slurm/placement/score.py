@@ -195,7 +195,8 @@ def expression_of(chosen: int, passed: int, sets: Sequence[tuple[frozenset[str],
     """An expression of node features that names ``chosen`` nodes, and no other that ``passed``.
 
     Any of a few features, or both of two, whichever names more; empty when features tell nothing
-    apart. Never both kinds at once: Slurm releases differ in how they read that. ``sets`` are
+    apart, or name less than half. Never both kinds at once: Slurm releases differ in how they read
+    that. ``sets`` are
     feature sets with their nodes.
     """
     nodes: dict[str, int] = {}
@@ -213,8 +214,10 @@ def expression_of(chosen: int, passed: int, sets: Sequence[tuple[frozenset[str],
         found.append(name)
     both = _both(nodes, chosen) if left else None
     if both and (nodes[both[0]] & nodes[both[1]]).bit_count() > (chosen & ~left).bit_count():
-        return "&".join(both)
-    return "|".join(found)
+        left = chosen & ~(nodes[both[0]] & nodes[both[1]])
+        found = ["&".join(both)]
+    # Names of single nodes would send every job to the same few.
+    return "|".join(found) if 2 * left.bit_count() <= chosen.bit_count() else ""
 
 
 def _both(nodes: Mapping[str, int], chosen: int) -> tuple[str, str] | None:

@@ -179,6 +179,8 @@ class Decider:
             return refusal(made, outcome, view, notes, mode)
         notes += steered.notes
         prefer = steering.preference(view, outcome, job, scope, steered.left_out)
+        if own and not steering.lasts(view, own, outcome, scope, steered.left_out, unread=True):
+            notes.append("Slurm refuses a job whose --prefer names too few nodes that can run it")
         outcome = dataclasses.replace(outcome, prefer=prefer if self.prefer else "")
         left_out = outcome.failed | steered.left_out
         return self._carried_out(made, outcome, job, message, view, left_out, notes)

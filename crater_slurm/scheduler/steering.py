@@ -110,10 +110,23 @@ def preference(view: View, outcome: Outcome, job: Job, scope: Scope, left_out: i
     return outcome.prefer if lasts(view, outcome.prefer, outcome, scope, left_out) else ""
 
 
-def lasts(view: View, expression: str, outcome: Outcome, scope: Scope, left_out: int) -> bool:
-    """Whether the nodes of a --prefer that are not excluded could run the job without others."""
+def lasts(
+    view: View,
+    expression: str,
+    outcome: Outcome,
+    scope: Scope,
+    left_out: int,
+    unread: bool = False,
+) -> bool:
+    """Whether the nodes of a --prefer that are not excluded could run the job without others.
+
+    ``unread`` is the answer for an expression that can't be judged here.
+    """
     inventory = view.planner.inventory
-    matching = (view.matching(expression) or 0) & outcome.passed & ~left_out
+    found = view.matching(expression)
+    if found is None:
+        return unread
+    matching = found & outcome.passed & ~left_out
     named = inventory.name_set(scope.only or ())
     partitions = [inventory.partitions.get(name, 0) for name in scope.partitions] or [matching]
     least = max(outcome.need.nodes, 1)

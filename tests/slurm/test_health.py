@@ -75,6 +75,12 @@ def report(lab: Lab, node: str, celsius: float = 40, gpus: int = 8) -> None:
     assert done.stdout.strip() == "204", done.stdout + done.stderr
 
 
+def told(lab: Lab, node: str) -> dict[str, Any]:
+    """``crater nodes health --json`` of one node."""
+    found = json.loads(crater(lab, "nodes", "health", "--json", user="root").stdout)["nodes"]
+    return next(entry for entry in found if entry["node"] == node)
+
+
 def slurm(lab: Lab, *words: str) -> str:
     return str(lab.run(list(words), user="root", check=True).stdout)
 
@@ -133,9 +139,9 @@ def test_an_ill_node_is_taken_last(lab: Lab) -> None:
     assert weights(lab)["a2"] == 1
     # Without a directive: it is Slurm itself that prefers the other node.
     assert running(lab, accepted(submit(lab)))["NodeList"] == "a2"
-    told = json.loads(crater(lab, "nodes", "health", "--json", user="root").stdout)
-    (a1,) = [node for node in told["nodes"] if node["node"] == "a1"]
-    assert (a1["score"], a1["degraded"], a1["weight"], a1["own_weight"]) == (0, True, HOT, 1)
+    # What crater tells is what it saw of Slurm last, which was before it changed it.
+    a1 = wait_until(lambda: (e := told(lab, "a1"))["weight"] == HOT and e, "crater sees the weight")
+    assert (a1["score"], a1["degraded"], a1["own_weight"]) == (0, True, 1)
     table = crater(lab, "nodes", "health", user="root").stdout.splitlines()
     assert "gpu_temperature: GPU 7 at 95 °C" in next(x for x in table if x.startswith("a1"))
     metrics = api(lab, "/metrics")

@@ -76,6 +76,12 @@ def test_a_job_that_needs_other_nodes_too_is_not_refused(empty: Lab, options: li
     assert int(record["NumNodes"]) == (2 if "-N2" in options else 1)
 
 
+def test_a_users_preference_for_nodes_that_can_t_run_it_is_said(empty: Lab) -> None:
+    said = submit(empty, "--prefer=gpu_l4", crater="gpus=1 gpu-memory=70GiB")
+    assert said.job is None
+    assert "whose --prefer names too few nodes that can run it" in said.text
+
+
 def set_latency(lab: Lab, microseconds: float) -> None:
     """Import another profile of l1."""
     found = profile("l4-inference")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import io
+import lzma
 import os
 import re
 import tarfile
@@ -24,20 +28,35 @@ def unpack(source: Path, folder: Path) -> None:
     leads out of the folder (as in a trimmed /sys) leads nowhere.
     """
     links = []
-    with tarfile.open(source) as tar:
+    made: set[str] = set()
+    # In memory as a whole: a compressed file that is read here and there takes twice as long.
+    with tarfile.open(fileobj=io.BytesIO(_plain(source))) as tar:
         for member in tar:
             name = "/" + os.path.normpath(member.name)
             if ".." in name.split("/") or member.name.startswith("/") or NOISE.search(name):
                 continue
-            target = folder / name.lstrip("/")
+            target = f"{folder}{name}"
             if member.issym() and not member.linkname.startswith("/"):
                 links.append((target, member.linkname))
             elif member.isdir():
-                target.mkdir(parents=True, exist_ok=True)
+                _make(target, made)
             elif (member.isfile() or member.islnk()) and (data := tar.extractfile(member)):
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(data.read())
+                _make(os.path.dirname(target), made)
+                with open(target, "wb") as file:
+                    file.write(data.read())
     for target, to in links:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        _make(os.path.dirname(target), made)
         if not os.path.lexists(target):
-            target.symlink_to(to)
+            os.symlink(to, target)
+
+
+def _plain(source: Path) -> bytes:
+    opened = {".bz2": bz2.open, ".gz": gzip.open, ".xz": lzma.open}.get(source.suffix, open)
+    with opened(source, "rb") as file:
+        return bytes(file.read())
+
+
+def _make(folder: str, made: set[str]) -> None:
+    if folder not in made:
+        os.makedirs(folder, exist_ok=True)
+        made.add(folder)

@@ -94,7 +94,7 @@ def scan_ends(root: Path) -> None:
         assert set(found.limits.cpus) <= set(range(8))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_a_damaged_machine_is_read_or_refused_with_one_sentence(data: st.DataObject) -> None:
     root = Path(tempfile.mkdtemp(prefix="crater-damage-"))

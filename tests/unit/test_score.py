@@ -130,7 +130,16 @@ def test_two_features_name_what_no_single_one_does() -> None:
     ]
     assert expression_of(0b0011, 0b1111, sets) == "a100&fast"
     assert expression_of(0b1011, 0b1111, sets) == "fast", "one feature says it all"
-    assert expression_of(0b1100, 0b1111, sets) == "h100", "and never both kinds at once"
+    assert expression_of(0b1100, 0b1111, sets) == "h100", "which is half of them"
+
+
+def test_names_of_single_nodes_are_no_preference_for_a_thousand() -> None:
+    sets = [(frozenset({f"host{i}"}), 1 << i) for i in range(32)]
+    everything = (1 << 32) - 1
+    assert expression_of((1 << 16) - 1, everything, sets) == "|".join(
+        sorted(f"host{i}" for i in range(16))[:8]
+    )
+    assert expression_of((1 << 17) - 1, everything, sets) == ""
 
 
 def test_the_filter_prefers_unless_the_user_named_features() -> None:
@@ -184,3 +193,16 @@ def test_nothing_is_preferred_for_which_slurm_might_refuse_the_job(
     answer = decider().decide(message("gpus=1 gpu-memory=16GiB", **fields), there)
     assert not answer.reject
     assert answer.fields.get("prefer") == prefer
+
+
+@pytest.mark.parametrize(
+    ("own", "refused"), [("small", True), ("big", False), ("big|small", False), ("[big*9]", False)]
+)
+def test_a_users_preference_for_nodes_that_can_t_run_it_is_told(own: str, refused: bool) -> None:
+    cards = gpus(0, 1, model="l4", gres_type="l4", memory_mib=24 * GIB)
+    there = view(*(node("a1"), node("l1", cards=cards)), features={"l1": {"small"}, "a1": {"big"}})
+    answer = decider().decide(message("gpus=1 gpu-memory=30GiB", prefer=own), there)
+    assert not answer.reject
+    assert answer.fields["exc_nodes"] == "l1"
+    told = "crater: Slurm refuses a job whose --prefer names too few nodes that can run it"
+    assert (told in answer.messages) == refused
