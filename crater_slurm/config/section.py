@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict
+
+#: YAML 1.1 reads a bare ``off`` as false; here it is a word like the others.
+OffIsAWord = BeforeValidator(lambda value: "off" if value is False else value)
 
 
 class Section(BaseModel):

@@ -9,16 +9,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from crater_slurm.config.health import Health
 from crater_slurm.config.prediction import Prediction
 from crater_slurm.config.score import Score
-from crater_slurm.config.section import Section
+from crater_slurm.config.section import OffIsAWord, Section
 from crater_slurm.config.sharing import Sharing
-
-#: YAML 1.1 reads a bare ``off`` as false; here it is a word like the others.
-_OffIsAWord = BeforeValidator(lambda value: "off" if value is False else value)
 
 
 class Slurm(Section):
@@ -51,7 +48,7 @@ class Store(Section):
 class Filter(Section):
     """The submit filter, on the controller."""
 
-    mode: Annotated[Literal["off", "observe", "advise", "enforce"], _OffIsAWord] = Field(
+    mode: Annotated[Literal["off", "observe", "advise", "enforce"], OffIsAWord] = Field(
         default="observe",
         description="observe logs, advise tells the user, enforce changes jobs. A new "
         "installation observes, so that nothing changes before an admin has looked.",
@@ -163,7 +160,7 @@ class Node(Section):
         description="This node's profile, for GPU UUIDs and NUMA nodes.",
     )
     cache: Cache = Cache()
-    memory_binding: Annotated[Literal["hard", "soft", "off"], _OffIsAWord] = Field(
+    memory_binding: Annotated[Literal["hard", "soft", "off"], OffIsAWord] = Field(
         default="hard",
         description="hard narrows cpuset.mems where the ledger shows that no job can be hurt and "
         "falls back to soft; soft only places cores and lets memory follow.",

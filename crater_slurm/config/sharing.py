@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
-from crater_slurm.config.section import Section
-
-#: YAML 1.1 reads a bare ``off`` as false; here it is a word like the others.
-_OffIsAWord = BeforeValidator(lambda value: "off" if value is False else value)
+from crater_slurm.config.section import OffIsAWord, Section
 
 
 class Sharing(Section):
     """Several jobs on one GPU, as Slurm's gres ``shard``. Nothing isolates them."""
 
-    allow: Annotated[Literal["off", "shard"], _OffIsAWord] = Field(
+    allow: Annotated[Literal["off", "shard"], OffIsAWord] = Field(
         default="off",
         description="shard gives a job that says gpu-sharing=yes slices of a GPU, and refuses "
         "--gres=shard:N that no GPU has. Off by default: neighbours are not kept apart.",
