@@ -33,7 +33,8 @@ class Score(Section):
     prefer: bool = Field(
         default=True,
         description="Give a planned job --prefer with the node features that name the nodes that "
-        "suit it best. Slurm takes other nodes when none of those is free.",
+        "suit it best. Slurm takes other nodes when none of those is free. A job that those nodes "
+        "alone could not run prefers none, since Slurm would refuse it.",
     )
     fragmentation: float = Field(
         default=0.5,
