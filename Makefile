@@ -20,7 +20,7 @@ demo: setup      ## A real Slurm takes, places, prepares, runs and explains a jo
 test: lint test-unit test-slurm test-databases  ## Everything but the version matrix and the guest
 
 test-unit: setup-test        ## Unit tests, no Slurm needed
-	$(BIN)/pytest tests/unit
+	$(BIN)/pytest -n auto --dist worksteal tests/unit
 
 test-slurm: setup-test       ## On the machine's own Slurm
 	$(BIN)/pytest tests/slurm
