@@ -200,7 +200,7 @@ class Service:
             self.utilization.forget(job)
             return
         request = Request(**decision.request)  # type: ignore[arg-type]
-        percent = one.gpu_utilization_recent_percent
+        percent = one.gpu_utilization_mean_percent
         self.utilization.observe(job, one.plan_id, request, percent, one.seconds)
 
     def store(self) -> Store:
