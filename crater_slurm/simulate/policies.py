@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from crater_slurm.placement import stranding
 from crater_slurm.placement.packing import score
 from crater_slurm.placement.packing.kernels import NOT_THERE, WHOLE, Floats, Ints
 from crater_slurm.placement.packing.state import Cluster, Mix, Need
@@ -195,38 +196,40 @@ class PackAhead(Policy):
 class Preferred(PackAhead):
     """crater's as Slurm can be told it: GPU models to prefer, and Slurm's first node of those.
 
-    Which models suit a need is worked out once per picture of the cluster, as the scheduler does;
-    where none of them has room the first node of any other is taken.
+    Which models suit a need is worked out once per picture of the cluster, by the part of the score
+    that is fragmentation, as the scheduler does; where none of them has room the first node of any
+    other is taken.
     """
 
     def __init__(self, cluster: Cluster, mix: Mix, random: Random) -> None:
         super().__init__(cluster, mix, random)
         self._models = np.unique(cluster.models)
-        self._ranked: dict[Need, list[int]] = {}
+        self._preferred: dict[Need, list[int]] = {}
         self._choices = 0
 
     def choose(self, need: Need) -> Choice:
         self._choices += 1
         if self._choices % _PICTURE_EVERY == 0:
-            self._ranked.clear()
+            self._preferred.clear()
         fitting = np.flatnonzero(self.cluster.fitting(need))
         if not fitting.size:
             return None
-        ranked = self._ranked.get(need)
-        if ranked is None:
-            ranked = self._ranked[need] = self._rank(need, fitting)
-        models = self.cluster.models[fitting]
-        for model in ranked[:1]:
-            if (models == model).any():
-                return int(fitting[np.argmax(models == model)]), None
-        return int(fitting[0]), None
+        if need not in self._preferred:
+            self._preferred[need] = self._suiting(need, fitting)
+        able = np.isin(self.cluster.models[fitting], self._preferred[need])
+        return int(fitting[np.argmax(able)] if able.any() else fitting[0]), None
 
-    def _rank(self, need: Need, fitting: Ints) -> list[int]:
-        """GPU models by the score of their first node with room, best first."""
+    def _suiting(self, need: Need, fitting: Ints) -> list[int]:
+        """GPU models whose first node with room is within the tolerance of the best."""
         scores, _ = self._scorer.scores(need)
         models = self.cluster.models[fitting]
         first = {int(m): int(fitting[np.argmax(models == m)]) for m in self._models if m in models}
-        return sorted(first, key=lambda model: (-scores[first[model]], first[model]))
+        parts = {
+            model: SCORE_SHARE * stranding.value(-scores[node] - need.gpu, need.count)
+            for model, node in first.items()
+        }
+        least = max(parts.values()) - TOLERANCE
+        return [model for model, part in parts.items() if part >= least]
 
 
 class Learning(PackAhead):
@@ -244,6 +247,8 @@ class Learning(PackAhead):
             self._next = min(2 * self._next, self._next + _NEXT_MIX)
 
 
+#: What settings have by default: fragmentation's part of a score, and how near is as good.
+SCORE_SHARE, TOLERANCE = 0.5, 0.02
 #: Placements between two pictures of the cluster, where the scheduler has one each half minute.
 _PICTURE_EVERY = 50
 #: A full node's advantage over an empty one, in milli-GPU that still pack.

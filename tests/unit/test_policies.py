@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from packing_samples import cluster, plain, share, whole
 
+from crater_slurm.config import Settings
 from crater_slurm.placement.packing.state import Cluster, Mix, Need
-from crater_slurm.simulate.policies import POLICIES, Policy
+from crater_slurm.simulate.policies import POLICIES, SCORE_SHARE, TOLERANCE, Policy
 
 MIX = Mix.of([(share(500), 0.5), (whole(), 0.5)])
 
@@ -163,3 +164,19 @@ def test_equal_nodes_are_taken_in_an_order_that_stays_for_a_run(name: str) -> No
         assert len(chosen) == 1
         firsts |= chosen
     assert len(firsts) > 5
+
+
+def test_what_is_simulated_is_what_settings_have_by_default() -> None:
+    own = Settings().score
+    assert (own.fragmentation, own.tolerance) == (SCORE_SHARE, TOLERANCE)
+
+
+def test_only_models_are_preferred_and_the_first_node_of_those_is_taken() -> None:
+    """A job of eight CPUs leaves one of nine, too few for the other GPU, and four of twelve."""
+    there = cluster((2, 9), (2, 12), (2, 12), models=(0, 1, 1))
+    chooser = policy("crater-prefer", there, Mix.of([(whole(cpu=4), 1.0)]))
+    assert chooser.choose(whole(cpu=8)) == (1, None)
+    there.place(whole(2, cpu=12), 1)
+    assert chooser.choose(whole(cpu=8)) == (2, None)
+    there.place(whole(2, cpu=12), 2)
+    assert chooser.choose(whole(cpu=8)) == (0, None), "none of the preferred has room"
