@@ -44,7 +44,7 @@ class Score(Section):
         "cluster's own mix of jobs packs on the nodes then. 0 leaves it out.",
     )
     tolerance: float = Field(
-        default=0.02,
+        default=0.05,
         ge=0,
         le=1,
         description="Nodes whose score is this close to the best are as good.",

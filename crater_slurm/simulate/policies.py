@@ -248,7 +248,7 @@ class Learning(PackAhead):
 
 
 #: What settings have by default: fragmentation's part of a score, and how near is as good.
-SCORE_SHARE, TOLERANCE = 0.5, 0.02
+SCORE_SHARE, TOLERANCE = 0.5, 0.05
 #: Placements between two pictures of the cluster, where the scheduler has one each half minute.
 _PICTURE_EVERY = 50
 #: A full node's advantage over an empty one, in milli-GPU that still pack.
