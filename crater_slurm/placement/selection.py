@@ -53,26 +53,35 @@ def kinds(passing: list[tuple[NodeClass, Result]]) -> set[tuple[int, int]]:
     return {(r.fit.count, r.fit.gpus_per_domain) for _, r in passing if r.fit}
 
 
+def is_single(node_class: NodeClass) -> bool:
+    """Whether the machine is one NUMA node, in which all is together anyway."""
+    return len(node_class.profile.cpu_domains) == 1
+
+
 def alike(
     passing: list[tuple[NodeClass, Result]], need: Need, candidates: int, usable: int
 ) -> list[tuple[NodeClass, Result]]:
     """Machines on which a strict job uses the same number of NUMA nodes, the fewest possible.
 
-    Slurm can be told one number only; told none, it would spread the job on every machine.
+    Slurm can be told one number only; told none, it would spread the job on every machine. And
+    what keeps GPUs and cores together on a socket (GPUs per socket with enforce-binding) it takes
+    for impossible where the machine is one socket, as found on 22.05 to 26.05.
     """
-    groups: dict[tuple[int, int], list[tuple[NodeClass, Result]]] = {}
+    groups: dict[tuple[int, int, bool], list[tuple[NodeClass, Result]]] = {}
     for node_class, result in passing:
         if result.fit:
-            key = (result.fit.count, result.fit.gpus_per_domain)
+            single = need.gpus > 0 and is_single(node_class)
+            key = (result.fit.count, result.fit.gpus_per_domain, single)
             groups.setdefault(key, []).append((node_class, result))
     if len(groups) < 2:
         return passing
 
-    def rank(key: tuple[int, int]) -> tuple[bool, bool, bool, int]:
+    def rank(key: tuple[int, int, bool]) -> tuple[bool, bool, bool, int, int]:
         nodes = union(c.nodes for c, _ in groups[key]) & candidates
         few_up = (nodes & usable).bit_count() < need.nodes
         uneven = need.gpus > 0 and not key[1]
-        return (nodes.bit_count() < need.nodes, few_up, uneven, key[0])
+        few = nodes.bit_count() < need.nodes
+        return (few, few_up, uneven, key[0], -nodes.bit_count())
 
     best = min(groups, key=rank)
     return passing if rank(best)[0] else groups[best]

@@ -81,16 +81,16 @@ def excluded(
     kinds: set[tuple[int, int]],
 ) -> tuple[tuple[str, int, str], ...]:
     """Why nodes did not pass, counted, each reason with an example node."""
-    by_result: dict[int, tuple[Result, int]] = {}
+    by_result: dict[int, tuple[NodeClass, Result, int]] = {}
     for node_class, result in results:
         nodes = node_class.nodes & candidates & ~passed
         if nodes:
-            _, before = by_result.get(id(result), (result, 0))
-            by_result[id(result)] = (result, before | nodes)
+            *_, before = by_result.get(id(result), (node_class, result, 0))
+            by_result[id(result)] = (node_class, result, before | nodes)
     groups: dict[str, list[int]] = {}
-    for result, nodes in by_result.values():
+    for node_class, result, nodes in by_result.values():
         bad = [c.reason for c in result.checks if not c.ok]
-        reason = "; ".join(dict.fromkeys(bad)) or _set_apart(result, kinds)
+        reason = "; ".join(dict.fromkeys(bad)) or _set_apart(node_class, result, kinds)
         groups.setdefault(reason, []).append(nodes)
     if unknown := inventory.unknown & candidates:
         groups.setdefault(_NO_PROFILE, []).append(unknown)
@@ -101,8 +101,12 @@ def excluded(
     return tuple(sorted(rows, key=lambda row: -row[1]))
 
 
-def _set_apart(result: Result, kinds: set[tuple[int, int]]) -> str:
+def _set_apart(node_class: NodeClass, result: Result, kinds: set[tuple[int, int]]) -> str:
     """Why a machine that meets every need is left out all the same."""
+    uniform = len(result.eligible) == len(node_class.profile.gpus)
+    if uniform and result.fit and (result.fit.count, result.fit.gpus_per_domain) in kinds:
+        kind = "one NUMA node" if len(node_class.profile.cpu_domains) == 1 else "several NUMA nodes"
+        return f"the machine is {kind}, and Slurm can't be asked for both kinds at once"
     if result.fit and (result.fit.count, result.fit.gpus_per_domain) not in kinds:
         return f"the job would use {result.fit.count} NUMA nodes, unlike on the nodes chosen"
     return "has no GPU type that can be asked for alone"

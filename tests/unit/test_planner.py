@@ -564,3 +564,22 @@ def test_physical_cores_say_how_many_cpus_a_machine_has_for_the_job() -> None:
     assert refused.smallest_change == ("cpus=64",)
     options = plan("physical-cores=yes", smt, cpus_per_task=40)
     assert options.smallest_change == ("--cpus-per-task=32",)
+
+
+def test_machines_of_one_numa_node_are_asked_for_apart_from_others() -> None:
+    """Slurm takes GPUs per socket with enforce-binding for impossible on a single socket."""
+    single = node("s1", numa=1, sockets=1, cores=32, cards=gpus(0, 0, 0, 0), bandwidth=(280,))
+    planner = view(node("a1"), node("a2"), single).planner
+    outcome = replan(planner, "gpus=2 cpus=8 numa=strict")
+    assert names(outcome, planner) == ["a1", "a2"]
+    assert outcome.excluded == (
+        ("s1", 1, "the machine is one NUMA node, and Slurm can't be asked for both kinds at once"),
+    )
+    alone = replan(planner, "gpus=2 cpus=8 numa=strict", scope=Scope(only=("s1",)))
+    assert names(alone, planner) == ["s1"]
+    assert alone.placement is not None
+    assert alone.placement.domains == 0, "together anyway: no lever is needed"
+    without = replan(planner, "cpus=8 numa=strict")
+    assert names(without, planner) == ["a1", "a2", "s1"], "cores alone Slurm keeps on any socket"
+    more = view(node("a1"), single, dataclasses.replace(single, name="s2")).planner
+    assert names(replan(more, "gpus=2 cpus=8 numa=strict"), more) == ["s1", "s2"]

@@ -206,3 +206,19 @@ def test_a_users_preference_for_nodes_that_can_t_run_it_is_told(own: str, refuse
     assert answer.fields["exc_nodes"] == "l1"
     told = "crater: Slurm refuses a job whose --prefer names too few nodes that can run it"
     assert (told in answer.messages) == refused
+
+
+@pytest.mark.parametrize(
+    "words", ["gpus=1 cpus=4 numa=strict gpu-memory=16GiB", "gpus=1 cpus=20 gpu-memory=16GiB"]
+)
+def test_nothing_is_preferred_where_slurm_may_count_a_node_tighter(words: str) -> None:
+    """Kept on sockets, or with cores that some node lacks."""
+    cards = gpus(0, 1, model="l4", gres_type="l4", memory_mib=24 * GIB)
+    there = view(
+        *(node("a1"), node("l1", cards=cards), node("c1", cores=8)), features={"l1": {"gpu_l4"}}
+    )
+    answer = decider().decide(message(words), there)
+    assert not answer.reject
+    assert "prefer" not in answer.fields
+    usual = decider().decide(message("gpus=1 cpus=4 gpu-memory=16GiB"), there)
+    assert usual.fields.get("prefer") == "gpu_l4"
