@@ -157,11 +157,14 @@ def test_nps4_fills_up_numa_node_by_numa_node(empty: Lab) -> None:
 
 
 def test_machines_of_different_make_are_not_mixed(empty: Lab) -> None:
-    """Four GPUs are on one NUMA node or on two, by machine: those with one are taken."""
+    """Four GPUs are on one NUMA node or on two, by machine: those with one are taken.
+
+    l1 is one socket in all, for which Slurm has no such request.
+    """
     said = submit(empty, crater="gpus=4 cpus=8 numa=strict")
     assert planned(said) == "4 GPUs, 8 cores on one NUMA node"
     record = running(empty, accepted(said))
-    assert record["ExcNodeList"] == "e1,s1"
+    assert record["ExcNodeList"] == "e1,l1,s1"
     share = shares(empty, accepted(said))[0]
     assert cpu_nodes(empty, share) == gpu_nodes(empty, share)
     assert len(cpu_nodes(empty, share)) == 1
@@ -310,3 +313,14 @@ def test_a_whole_node_is_the_users_word(empty: Lab) -> None:
 
 def test_the_nodes_are_well(empty: Lab) -> None:
     all_well(empty)
+
+
+def test_a_single_socket_alone_takes_strict_jobs(empty: Lab) -> None:
+    """Its GPUs and cores are together anyway, and the request that says so it would refuse."""
+    job = accepted(submit(empty, "-w", "l1", crater="gpus=2 cpus=8 numa=strict"))
+    assert running(empty, job)["NodeList"] == "l1"
+    by_hand = submit(
+        empty, "-w", "l1", "-n1", "-c2", "--gres=gpu:2", "--gpus-per-socket=2",
+        "--sockets-per-node=1", "--gres-flags=enforce-binding",
+    )  # fmt: skip
+    assert by_hand.job is None, "Slurm can do it now: machines of one socket need no group apart"
