@@ -178,12 +178,13 @@ class Decider:
         if not outcome.feasible:
             return refusal(made, outcome, view, notes, mode)
         notes += steered.notes
-        prefer = steering.preference(view, outcome, job, scope, steered.left_out)
+        prefer = ""
+        if self.prefer:
+            prefer = steering.preference(view, outcome, job, scope, steered.left_out)
         if own and not steering.lasts(view, own, outcome, scope, steered.left_out, unread=True):
             notes.append("Slurm refuses a job whose --prefer names too few nodes that can run it")
-        outcome = dataclasses.replace(outcome, prefer=prefer if self.prefer else "")
         left_out = outcome.failed | steered.left_out
-        return self._carried_out(made, outcome, job, message, view, left_out, notes)
+        return self._carried_out(made, outcome, job, message, view, left_out, prefer, notes)
 
     def _carried_out(
         self,
@@ -193,6 +194,7 @@ class Decider:
         message: Mapping[str, str],
         view: View,
         left_out: int,
+        prefer: str,
         notes: list[str],
     ) -> Answer:
         """The plan as Slurm is asked for it, signed for the nodes, in words for its user."""
@@ -205,7 +207,7 @@ class Decider:
             job,
             message,
             exclude=view.hostlist(left_out) if left_out else "",
-            prefer=outcome.prefer,
+            prefer=prefer,
             gres_names=view.cluster.gres_types & self.consume,
             gres_style=message.get("gres_style", "/"),
         )
