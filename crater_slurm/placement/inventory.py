@@ -42,6 +42,11 @@ class NodeClass:
     nodes: int
     example: str
 
+    @property
+    def is_single(self) -> bool:
+        """Whether the machine is one NUMA node, in which all is together anyway."""
+        return len(self.profile.cpu_domains) == 1
+
 
 @dataclass(frozen=True, slots=True)
 class Inventory:

@@ -53,11 +53,6 @@ def kinds(passing: list[tuple[NodeClass, Result]]) -> set[tuple[int, int]]:
     return {(r.fit.count, r.fit.gpus_per_domain) for _, r in passing if r.fit}
 
 
-def is_single(node_class: NodeClass) -> bool:
-    """Whether the machine is one NUMA node, in which all is together anyway."""
-    return len(node_class.profile.cpu_domains) == 1
-
-
 def alike(
     passing: list[tuple[NodeClass, Result]], need: Need, candidates: int, usable: int
 ) -> list[tuple[NodeClass, Result]]:
@@ -70,7 +65,7 @@ def alike(
     groups: dict[tuple[int, int, bool], list[tuple[NodeClass, Result]]] = {}
     for node_class, result in passing:
         if result.fit:
-            single = need.gpus > 0 and is_single(node_class)
+            single = need.gpus > 0 and node_class.is_single
             key = (result.fit.count, result.fit.gpus_per_domain, single)
             groups.setdefault(key, []).append((node_class, result))
     if len(groups) < 2:

@@ -105,7 +105,7 @@ def _set_apart(node_class: NodeClass, result: Result, kinds: set[tuple[int, int]
     """Why a machine that meets every need is left out all the same."""
     uniform = len(result.eligible) == len(node_class.profile.gpus)
     if uniform and result.fit and (result.fit.count, result.fit.gpus_per_domain) in kinds:
-        kind = "one NUMA node" if len(node_class.profile.cpu_domains) == 1 else "several NUMA nodes"
+        kind = "one NUMA node" if node_class.is_single else "several NUMA nodes"
         return f"the machine is {kind}, and Slurm can't be asked for both kinds at once"
     if result.fit and (result.fit.count, result.fit.gpus_per_domain) not in kinds:
         return f"the job would use {result.fit.count} NUMA nodes, unlike on the nodes chosen"

@@ -42,11 +42,14 @@ _Key = tuple[Need, int]
 
 @dataclass(frozen=True, slots=True)
 class _Picture:
-    """The cluster at one moment: of which inventory, what is left of it, and the mix."""
+    """The cluster at one moment: of which inventory, what is left of it, and what is measured by.
+
+    ``measure`` is of the mix that was asked for till then; None before anything was.
+    """
 
     inventory: Inventory
     rest: Rest
-    seen: Mapping[Kind, int]
+    measure: Measure | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +125,7 @@ class Preferring:
     def learn(self, outcome: Outcome, inventory: Inventory) -> None:
         """A job of this need was planned: it is a part of the mix."""
         if outcome.feasible and not outcome.share:
-            models = frozenset(m for m, nodes in inventory.models.items() if nodes & outcome.passed)
-            kind = Kind(outcome.need.gpus, stranding.take_of(outcome.need), models)
+            kind = _kind(outcome, inventory)
             with self._lock:
                 self._seen.append(kind)
 
@@ -163,12 +165,13 @@ class Preferring:
         )
         with self._lock:
             seen = Counter(self._seen)
-        self._picture = _Picture(inventory, rest, seen)
+        measure = packs_of(rest.mix(seen)) if seen else None
+        self._picture = _Picture(inventory, rest, measure)
         self._work_out()
 
     def _work_out(self, *, only_new: bool = False) -> None:
         picture = self._picture
-        if picture is None or not picture.seen:
+        if picture is None or picture.measure is None:
             return
         with self._lock:
             todo = [
@@ -176,9 +179,8 @@ class Preferring:
                 for key, (outcome, choice) in self._kept.items()
                 if not only_new or choice is None or choice.inventory is not picture.inventory
             ]
-        measure = packs_of(picture.rest.mix(picture.seen))
         for key, outcome in todo:
-            choice = self._choice(picture, outcome, measure)
+            choice = self._choice(picture, outcome, picture.measure)
             with self._lock:
                 if key in self._kept:
                     self._kept[key] = (outcome, choice)
@@ -186,10 +188,8 @@ class Preferring:
     def _choice(self, picture: _Picture, outcome: Outcome, measure: Measure) -> Choice:
         inventory, need = picture.inventory, outcome.need
         groups = _groups(outcome, inventory)
-        models = frozenset(m for m, nodes in inventory.models.items() if nodes & outcome.passed)
-        kind = Kind(need.gpus, stranding.take_of(need), models)
         arrays = stranding.masks([nodes for nodes, _ in groups], len(inventory.names))
-        costs = picture.rest.costs(kind, arrays, measure)
+        costs = picture.rest.costs(_kind(outcome, inventory), arrays, measure)
         ranked = tuple(
             sorted(
                 (self._with(inventory, nodes, fit, cost, need.gpus)
@@ -217,6 +217,12 @@ class Preferring:
         term = Term("fragmentation", own, part, why)
         total = sum(t.weight * t.value for t in (*terms, term))
         return Ranked(nodes, inventory.names_of(nodes, 1)[0], Score(total, (*terms, term)))
+
+
+def _kind(outcome: Outcome, inventory: Inventory) -> Kind:
+    """The job as the mix counts it, on the GPU models that can take it."""
+    models = frozenset(m for m, nodes in inventory.models.items() if nodes & outcome.passed)
+    return Kind(outcome.need.gpus, stranding.take_of(outcome.need), models)
 
 
 def _groups(outcome: Outcome, inventory: Inventory) -> list[tuple[int, Score]]:
