@@ -50,8 +50,9 @@ class Checkpoints(Section):
         default=True,
         description="Give jobs a ring to save checkpoints into. False: jobs write them themselves.",
     )
-    ring_socket: Path = Field(
-        default=Path("/run/crater/ring.sock"), description="Where jobs ask for their ring."
+    ring_socket: Path | None = Field(
+        default=None,
+        description="Where jobs ask for their ring; ring.sock beside node.socket when unset.",
     )
     ring_percent: float = Field(
         default=50,
