@@ -29,11 +29,15 @@ _log = logging.getLogger("crater.node.workers")
 _ROUND_SECONDS = 2.0
 _REPORT_SECONDS = 10.0
 _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.5, 600.0
+#: A trainer waits so long for the next worker itself; for more it is sent away and writes itself.
+_SHORT_WAIT_SECONDS = 1.0
 #: A worker that lived so long did not fail at once: the next one is started without a wait.
 _LIVED_SECONDS = 60.0
 #: After so many failures in a row nothing is waited for any more, where nothing is to be flushed.
 _MOST_FAILURES = 6
 _END_SECONDS = 5.0
+#: How long a trainer waits while a worker is started or ended for somebody else.
+_PATIENCE_SECONDS = 10.0
 
 
 class Workers:
@@ -80,7 +84,7 @@ class Workers:
     ) -> None:
         """Give a trainer's connection to its job's worker. Raises WorkerError."""
         slot = self._slot(record.job_id)
-        if not slot.lock.acquire(timeout=_END_SECONDS):
+        if not slot.lock.acquire(timeout=_PATIENCE_SECONDS):
             raise WorkerError(f"reach the worker of job {record.job_id}: it is being started")
         try:
             try:
@@ -161,8 +165,10 @@ class Workers:
         if slot.worker is not None and slot.run == record.run:
             return slot.worker
         self._end_other_run(slot, record)
-        if self._clock() < slot.not_before:
-            wait = slot.not_before - self._clock()
+        wait = slot.not_before - self._clock()
+        if 0 < wait <= _SHORT_WAIT_SECONDS:
+            time.sleep(wait)
+        elif wait > 0:
             raise WorkerError(
                 f"start a worker for job {record.job_id}: {slot.failures} have failed; the next "
                 f"is started in {wait:.0f} s"

@@ -194,7 +194,9 @@ def test_the_variables_are_those_of_the_protocol() -> None:
     text = (TREE / "docs/protocols.md").read_text().partition("## Node")[2].partition("Answer:")[0]
     import re
 
-    assert set(re.findall(r"`((?:SLURM|CUDA|PYTHON)\w+)`", text)) == {v.decode() for v in client.VARIABLES}
+    assert set(re.findall(r"`((?:SLURM|CUDA|PYTHON)\w+)`", text)) == {
+        v.decode() for v in client.VARIABLES
+    }
 
 
 # A daemon that is not well
