@@ -108,10 +108,12 @@ class Launcher:
 
 @dataclass(slots=True)
 class Worker:
-    """A connection to a running worker. ``pid`` 0: not known, found again without a record."""
+    """A connection to a running worker of one run of a job. ``pid`` 0: not known, found again
+    without a record."""
 
     job_id: str
     channel: Channel
+    run: str = ""
     pid: int = 0
     born: str = ""
     process: subprocess.Popen[bytes] | None = None
@@ -248,7 +250,9 @@ def launch(launcher: Launcher, job_id: str, folder: Path) -> Worker:
             channel = connect(path)
     except OSError as error:
         raise WorkerError(f"start a worker for job {job_id}: {error}") from error
-    return Worker(job_id, channel, process.pid, birth(process.pid), process, log)
+    return Worker(
+        job_id, channel, pid=process.pid, born=birth(process.pid), process=process, log=log
+    )
 
 
 def find(job_id: str, folder: Path, pid: int = 0, born: str = "") -> Worker | None:
@@ -257,4 +261,4 @@ def find(job_id: str, folder: Path, pid: int = 0, born: str = "") -> Worker | No
         channel = connect(folder / f"{job_id}.sock")
     except OSError:
         return None
-    return Worker(job_id, channel, pid, born, None, folder / f"{job_id}.log")
+    return Worker(job_id, channel, pid=pid, born=born, log=folder / f"{job_id}.log")

@@ -34,7 +34,6 @@ class Slot:
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     worker: Worker | None = None
-    run: str = ""
     failures: int = 0
     not_before: float = 0.0
     changed: bool = False
@@ -87,7 +86,7 @@ class Mail:
     def _take_state(self, sender: Worker, slot: Slot, message: dict[str, object]) -> None:
         with self._services.store.exclusive(sender.job_id):
             record = self._services.store.get(sender.job_id)
-            if record is None or record.run != slot.run:
+            if record is None or record.run != sender.run:
                 return
             before = (record.checkpoints.get("unflushed"), record.checkpoints.get("done"))
             if not checkpoints_state.take(record, message):

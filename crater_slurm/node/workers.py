@@ -126,7 +126,7 @@ class Workers:
         slot = self._slot(record.job_id)
         if slot.lock.locked():
             return False
-        if slot.worker is None or slot.run != record.run:
+        if slot.worker is None or slot.worker.run != record.run:
             return self._clock() >= slot.not_before
         return record.phase == ENDED and not slot.worker.told_end
 
@@ -162,7 +162,7 @@ class Workers:
 
     def _ensure(self, slot: Slot, record: JobRecord) -> Worker:
         """The running worker of this run of the job; ``slot.lock`` is held. WorkerError."""
-        if slot.worker is not None and slot.run == record.run:
+        if slot.worker is not None and slot.worker.run == record.run:
             return slot.worker
         self._end_other_run(slot, record)
         wait = slot.not_before - self._clock()
@@ -178,7 +178,7 @@ class Workers:
         except (WorkerError, DestinationError):
             self._failed(slot, record)
             raise
-        slot.worker, slot.run = found, record.run
+        slot.worker = found
         return found
 
     def _end_other_run(self, slot: Slot, record: JobRecord) -> None:
@@ -201,6 +201,7 @@ class Workers:
             _log.info("workers: job %s: found its worker again", record.job_id)
         else:
             found = worker.launch(self._launcher, record.job_id, self._folder)
+        found.run = record.run
         started = {"pid": found.pid, "born": found.born, "run": record.run}
         self._services.note_checkpoints(record, used=True, done=False, worker=started)
         try:
@@ -244,7 +245,7 @@ class Workers:
             elif slot.worker is not None:
                 return  # replaced already
             record = self._services.store.get(gone.job_id)
-            if record is not None and record.run == slot.run:
+            if record is not None and record.run == gone.run:
                 self._settle(slot, gone, record)
         self.wake()
 
