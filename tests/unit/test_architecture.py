@@ -46,7 +46,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "hooks": set(),
     "job": set(),
-    "checkpoint": {"job"},
 }
 #: Parts that do no I/O: nothing of these may be imported there.
 PURE = {"model", "placement", "catalogue", "topology"}

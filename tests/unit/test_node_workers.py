@@ -135,7 +135,7 @@ def test_workers_that_die_at_once_are_waited_for_longer_and_longer(node: Node) -
                 starts.append(now[0])
             now[0] += 5.0
     gaps = [b - a for a, b in itertools.pairwise(starts)]
-    assert len(starts) < 12, "200 attempts within 1000 s"
+    assert len(starts) <= 12, "200 attempts within 1000 s"
     assert gaps == sorted(gaps)
     assert gaps[-1] >= 160
 
@@ -159,7 +159,7 @@ def test_epilog_returns_while_a_slow_destination_is_flushed(node: Node) -> None:
     assert gone(pid)
     assert wait_for(lambda: checkpoints_state.safe_to_remove(node.record()))
     assert folder(node).exists(), "a copy at hand until it is old or the space is needed"
-    assert not (node.folder / "run/workers/7.sock").exists()
+    assert wait_for(lambda: not (node.folder / "run/workers/7.sock").exists())
 
 
 def test_a_daemon_that_starts_flushes_what_an_ended_job_left(node: Node) -> None:
