@@ -52,7 +52,7 @@ def of(remote: Remote, home: str) -> Access:
 
 
 def _profile(name: str, home: str) -> Access:
-    folder = os.path.join(home, ".aws")  # noqa: PTH118
+    folder = os.path.join(home, ".aws")
     keys = _section(f"{folder}/credentials", (name,))
     more = _section(f"{folder}/config", (f"profile {name}", name))
     both = {**more, **keys}

@@ -104,7 +104,7 @@ def _credentials(place: Destination, remote: Remote, home: str) -> dict[str, str
 def _user_key(home: str) -> str:
     path = f"{home}/.config/gcloud/application_default_credentials.json"
     try:
-        with open(path, encoding="utf-8") as file:  # noqa: PTH123
+        with open(path, encoding="utf-8") as file:
             text = file.read(1 << 20)
         if json.loads(text).get("type") == "service_account":
             return text

@@ -243,7 +243,7 @@ class PathStore:
         if self._mount and not os.path.ismount(self._mount):
             raise RemoteError(f"{self._root}: {self._mount} is not mounted.")
         if create and self._device is None:
-            os.makedirs(self._root, _FOLDER_MODE, exist_ok=True)  # noqa: PTH103
+            os.makedirs(self._root, _FOLDER_MODE, exist_ok=True)
         # The destination itself may be reached by the site's own links.
         fd = os.open(self._root, _FOLDER & ~os.O_NOFOLLOW)
         try:

@@ -61,7 +61,7 @@ class S3Store:
         self._patience = patience or Patience()
         self._connections = max(1, min(64, int(chosen.get("connections", 4))))
         self._least_part = int(chosen.get("part_bytes", 16 << 20))
-        self._checksums = chosen.get("checksums", "auto") != "off"
+        self._checksums = bool(chosen.get("checksums", "auto") != "off")
         self._read_back = chosen.get("verify", "auto") == "read_back"
 
     @property
@@ -78,13 +78,16 @@ class S3Store:
         return sorted(name for name in found if layout.parse_step_name(name))
 
     def list_files(self, step: str) -> list[Listed]:
-        prefix = f"{self._prefix}{step}/"
-        pages = self._pages("list_objects_v2", f"list {step}", Prefix=prefix)
+        return [file for file in self.objects(f"{step}/") if "/" not in file.name]
+
+    def objects(self, prefix: str) -> list[Listed]:
+        """Everything whose key begins so, with what is left of its key as the name."""
+        whole = self.full(prefix)
+        pages = self._pages("list_objects_v2", f"list {prefix}", Prefix=whole)
         return [
-            Listed(item["Key"][len(prefix) :], item["Size"], item["LastModified"].timestamp())
+            Listed(item["Key"][len(whole) :], item["Size"], item["LastModified"].timestamp())
             for page in pages
             for item in page.get("Contents") or ()
-            if "/" not in item["Key"][len(prefix) :]
         ]
 
     def put_file(
@@ -98,7 +101,9 @@ class S3Store:
         """Compare what arrived with the manifest; removes it and raises when they differ."""
         expected = checksum.of_file(entry)
         there = Stat(entry.size, answered) if answered is not None else self.head(key)
-        wrong = there is None or there.size != entry.size or there.crc32 not in (None, expected)
+        wrong: bool = (
+            there is None or there.size != entry.size or there.crc32 not in (None, expected)
+        )
         if not wrong and self._read_back:
             wrong = self._fetched(key, entry) != expected
         if wrong:
@@ -233,6 +238,11 @@ class S3Store:
 
     def close(self) -> None:
         self._client.close()
+
+    def without_slash(self) -> S3Store:
+        """The same store whose keys are what follows its prefix at once, slash or not."""
+        self._prefix = self._prefix.rstrip("/")
+        return self
 
     # For Upload, too.
 

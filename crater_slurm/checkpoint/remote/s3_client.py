@@ -106,6 +106,7 @@ def _make(access: Access, place: Place) -> Any:
     try:
         import botocore.session
         from botocore.config import Config
+        from botocore.configprovider import ConstantProvider
     except ImportError:
         raise RemoteError(
             "Checkpoints to s3:// need boto3 on the node: pip install 'crater-slurm[s3]'.",
@@ -114,7 +115,7 @@ def _make(access: Access, place: Place) -> Any:
     session = botocore.session.Session()
     for name in ("config_file", "credentials_file"):
         session.set_config_variable(name, os.devnull)
-    session.set_config_variable("profile", "default")
+    session.get_component("config_store").set_config_provider("profile", ConstantProvider(None))
     endpoint = access.endpoint or place.endpoint or None
     tls = not (endpoint or "").startswith("http://")
     config = Config(
