@@ -7,14 +7,13 @@ checkpoint, whenever this process ends.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import itertools
 import os
 import shutil
 
+from crater_slurm.checkpoint import syscalls
+
 _TRASH = ".trash."
-_EXCHANGE = 2
-_libc = ctypes.CDLL(None, use_errno=True)
 _serial = itertools.count()
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
@@ -24,7 +23,7 @@ def publish(folder: str, partial: str, final: str) -> None:
     parent = os.open(folder, _FOLDER)
     try:
         if _exists(final, parent):
-            _exchange(parent, partial, final)
+            syscalls.exchange(parent, partial, final)
             _discard(partial, parent)
         else:
             os.rename(partial, final, src_dir_fd=parent, dst_dir_fd=parent)
@@ -68,10 +67,3 @@ def _exists(name: str, parent: int) -> bool:
     except FileNotFoundError:
         return False
     return True
-
-
-def _exchange(parent: int, first: str, second: str) -> None:
-    names = (parent, os.fsencode(first), parent, os.fsencode(second))
-    if _libc.renameat2(*names, _EXCHANGE) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), second)

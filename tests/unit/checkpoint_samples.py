@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from crater_slurm.checkpoint import checksum
+from crater_slurm.checkpoint import sums
 from crater_slurm.checkpoint.spec import Remote, Spec
 from crater_slurm.job import layout
 
@@ -34,8 +34,8 @@ def spec(folder: Path, url: str = "", **more: object) -> Spec:
 
 
 def entry(name: str, rank: int, data: bytes) -> layout.FileEntry:
-    sums = layout.chunk_sums(memoryview(data), checksum.crc32)
-    return layout.FileEntry(name, rank, len(data), sums)
+    found = layout.chunk_sums(memoryview(data), sums.crc32)
+    return layout.FileEntry(name, rank, len(data), found)
 
 
 def make_step(

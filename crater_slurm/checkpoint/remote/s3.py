@@ -14,10 +14,10 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from crater_slurm.checkpoint import checksum
+from crater_slurm.checkpoint import checksum, sums
 from crater_slurm.checkpoint.destination import Destination
 from crater_slurm.checkpoint.remote.retry import Patience
-from crater_slurm.checkpoint.remote.s3_client import Client
+from crater_slurm.checkpoint.remote.s3_client import Body, Client
 from crater_slurm.checkpoint.remote.s3_upload import MOST_PARTS, Upload, decoded, encoded
 from crater_slurm.checkpoint.remote.store import (
     Listed,
@@ -115,7 +115,7 @@ class S3Store:
         for start in range(0, entry.size, layout.CHUNK_BYTES):
             buffer = memoryview(bytearray(min(layout.CHUNK_BYTES, entry.size - start)))
             self.get_range(key, start, buffer)
-            total = checksum.crc32(buffer, total)
+            total = sums.crc32(buffer, total)
         return total
 
     def put_text(self, key: str, text: str) -> None:
@@ -125,14 +125,14 @@ class S3Store:
         """Put a small object with its checksum; the CRC-32 that the store answers, if any."""
         sums = self.sums(data)
         answer = self.call(
-            "put_object", f"put {key}", Key=self.full(key), Body=data, **sums, **more
+            "put_object", f"put {key}", data=data, Key=self.full(key), **sums, **more
         )
         return decoded(answer.get("ChecksumCRC32"))
 
     def sums(self, data: bytes | bytearray) -> dict[str, Any]:
         """What makes the store refuse a body that was damaged on the way."""
         if self._checksums:
-            return {"ChecksumCRC32": encoded(checksum.crc32(data))}
+            return {"ChecksumCRC32": encoded(sums.crc32(data))}
         return {"ContentMD5": base64.b64encode(hashlib.md5(data).digest()).decode()}  # noqa: S324
 
     def claim(self, key: str, text: str) -> str:
@@ -266,12 +266,24 @@ class S3Store:
         return self._prefix + key
 
     def call(
-        self, operation: str, what: str, stop: threading.Event | None = None, **parameters: Any
+        self,
+        operation: str,
+        what: str,
+        data: bytes | bytearray | None = None,
+        stop: threading.Event | None = None,
+        **parameters: Any,
     ) -> Any:
-        """An operation on the bucket, again when it fails for a moment. ``stop`` ends that."""
-        return self._patience.call(
-            lambda: self._client.call(operation, what, Bucket=self._bucket, **parameters), stop
-        )
+        """An operation on the bucket, again when it fails for a moment. ``stop`` ends that.
+
+        ``data`` is the request's body.
+        """
+        event = stop or threading.Event()
+
+        def once() -> Any:
+            body = {} if data is None else {"Body": Body(data, event)}
+            return self._client.call(operation, what, Bucket=self._bucket, **body, **parameters)
+
+        return self._patience.call(once, event)
 
     def _pages(self, operation: str, what: str, **parameters: Any) -> list[Any]:
         return self._patience.call(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import io
 import threading
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any
@@ -21,49 +20,9 @@ from crater_slurm.job import layout
 if TYPE_CHECKING:
     from crater_slurm.checkpoint.remote.s3 import S3Store
 
-#: A request's body is handed to the socket in pieces of this size.
-_PIECE_BYTES = 256 << 10
 MOST_PARTS = 10_000
 #: Answers of stores that do not know checksums of whole objects.
 _UNKNOWN = {"NotImplemented", "InvalidArgument", "InvalidRequest", "MalformedXML"}
-
-
-class Body(io.RawIOBase):
-    """A part's bytes as a file, so that each piece, not the whole part, must beat the timeout.
-
-    A read gives up to _PIECE_BYTES even when less is asked: urllib3 asks for 16 KiB at a time.
-    """
-
-    def __init__(self, data: bytearray, stop: threading.Event) -> None:
-        self._view = memoryview(data)
-        self._at = 0
-        self._stop = stop
-
-    def read(self, size: int | None = -1) -> bytes:
-        if self._stop.is_set():
-            raise StoppedError
-        whole = size is None or size < 0
-        count = len(self._view) if whole else max(size or 0, _PIECE_BYTES)
-        data = bytes(self._view[self._at : self._at + count])
-        self._at += len(data)
-        return data
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = (0, self._at, len(self._view))[whence]
-        self._at = max(0, base + offset)
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def __len__(self) -> int:
-        return len(self._view)
 
 
 class Upload:
@@ -91,7 +50,8 @@ class Upload:
         if size <= self._store.part_bytes(size) and "upload" not in self._transfer.resume:
             self._transfer.check()
             self._transfer.limiter.take(size)
-            self.answered = self._store.put_bytes(self._key, self._source.read(0, size))
+            data = self._source.read(0, size)
+            self.answered = self._store.put_bytes(self._key, data, stop=self._transfer.stop)
             self._transfer.progress(size)
             return
         there = self._begun()
@@ -195,7 +155,7 @@ class Upload:
             Key=self._store.full(self._key),
             UploadId=self._transfer.resume["upload"],
             PartNumber=number,
-            Body=Body(data, self._transfer.stop),
+            data=data,
             stop=self._transfer.stop,
             **self._store.sums(data),
         )
