@@ -162,7 +162,7 @@ class Flusher:
     def state(self) -> list[dict[str, Any]]:
         """Each step's state, oldest first."""
         with self._changed:
-            steps = sorted(self._steps.values(), key=lambda s: (s.manifest.time, s.manifest.step))
+            steps = sorted(self._steps.values(), key=lambda s: (s.manifest.step, s.manifest.time))
             return [step.as_dict() for step in steps]
 
     def safe(self, name: str, step: int, run: str) -> bool:
@@ -170,6 +170,18 @@ class Flusher:
         with self._changed:
             found = self._steps.get((name, step, run))
             return found is not None and found.state in (FLUSHED, SKIPPED)
+
+    def error(self, name: str, step: int, run: str) -> str:
+        """Why a part is not at the destination, with since when and what next; empty if it is."""
+        with self._changed:
+            found = self._steps.get((name, step, run))
+            return str(found.as_dict()["error"]) if found is not None else ""
+
+    @property
+    def flushed_bytes(self) -> int:
+        """Bytes of the parts that are at the destination."""
+        with self._changed:
+            return sum(s.manifest.size for s in self._steps.values() if s.state == FLUSHED)
 
     # The thread.
 
@@ -250,7 +262,7 @@ class Flusher:
     def _choose(self, waiting: list[Step], known: Catalogue) -> Step | None:
         """The next step; marks those that are needless as skipped."""
         urgent = [step for step in waiting if step.urgent]
-        newest = sorted(waiting, key=lambda s: (s.manifest.time, s.manifest.step), reverse=True)
+        newest = sorted(waiting, key=lambda s: (s.manifest.step, s.manifest.time), reverse=True)
         if urgent:
             return urgent[0]
         alone = all(set(s.manifest.ranks) >= set(range(s.manifest.world_size)) for s in waiting)

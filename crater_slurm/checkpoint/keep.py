@@ -6,6 +6,7 @@ complete step, for nobody knows what it may still become.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -28,15 +29,17 @@ class Item:
     busy: bool = False
 
 
-def age(item: Item) -> tuple[float, int]:
-    """Sorts the newest last: by the time it was saved, for a run may go back to an earlier step."""
-    return (item.time, item.step)
+def age(item: Item) -> tuple[int, float]:
+    """Sorts the newest last, as a restart sees it: the highest step, of one step the last save."""
+    return (item.step, item.time)
 
 
 def kept(items: Iterable[Item], keep_last: int, keep_every: int) -> list[Item]:
     """Complete steps that the rules keep, newest first; all of them when keep_last is 0.
 
-    Of one step saved by several runs only the newest save counts.
+    Of one step saved by several runs only the newest save counts. A run may go back and save lower
+    steps than are there: the last by number and the last by time both stay, since one of them is
+    what a restart takes and the other is what was saved just now.
     """
     newest: dict[tuple[str, int], Item] = {}
     for item in sorted((i for i in items if i.complete), key=age):
@@ -44,14 +47,12 @@ def kept(items: Iterable[Item], keep_last: int, keep_every: int) -> list[Item]:
     found = sorted(newest.values(), key=age, reverse=True)
     if keep_last <= 0:
         return found
-    by_name: dict[str, int] = {}
-    chosen = []
-    for item in found:
-        by_name[item.name] = by_name.get(item.name, 0) + 1
-        every = keep_every > 0 and item.step % keep_every == 0
-        if by_name[item.name] <= keep_last or every:
-            chosen.append(item)
-    return chosen
+    chosen = {id(item) for item in found if keep_every > 0 and item.step % keep_every == 0}
+    for name in {item.name for item in found}:
+        named = [item for item in found if item.name == name]
+        by_time = sorted(named, key=lambda item: (item.time, item.step), reverse=True)
+        chosen |= {id(item) for item in (*named[:keep_last], *by_time[:keep_last])}
+    return [item for item in found if id(item) in chosen]
 
 
 def removable(items: Sequence[Item], keep_last: int, keep_every: int) -> list[Item]:
@@ -64,12 +65,16 @@ def removable(items: Sequence[Item], keep_last: int, keep_every: int) -> list[It
 def superseded(item: Item, complete: Sequence[Item], keep_last: int, keep_every: int) -> bool:
     """Whether the rules would remove this step from a place at once, if it came there now.
 
-    ``complete`` is what is complete there. Without a newer complete step nothing is superseded.
+    ``complete`` is what is complete there. Without a newer complete step, by number and by time,
+    nothing is superseded.
     """
-    if not any(age(other) > age(item) for other in complete if other.name == item.name):
+    if not any(
+        other.name == item.name and other.step > item.step and other.time > item.time
+        for other in complete
+    ):
         return False
-    whole = Item(item.name, item.step, item.run, item.time)
-    return whole not in kept([*complete, whole], keep_last, keep_every)
+    whole = dataclasses.replace(item, complete=True)
+    return all(other is not whole for other in kept([*complete, whole], keep_last, keep_every))
 
 
 def evictable(items: Sequence[Item]) -> list[Item]:

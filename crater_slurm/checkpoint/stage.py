@@ -110,6 +110,11 @@ class Stager:
         return [item.as_dict() for item in self._items]
 
     @property
+    def counters(self) -> dict[str, int]:
+        """How many questions for a path were answered with a copy."""
+        return self._counters.as_dict()
+
+    @property
     def idle(self) -> bool:
         """Whether nothing is left to copy."""
         return all(item.state in (READY, FAILED) for item in self._items)

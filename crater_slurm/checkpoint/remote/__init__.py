@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from crater_slurm.checkpoint import destination
@@ -35,6 +36,23 @@ def open_store(remote: Remote, home: str) -> Store:
 
     _check(remote, obstore.OPTIONS)
     return obstore.connect(place, remote, home)
+
+
+def preload(url: str) -> None:
+    """Load what a URL's kind of store needs, while the process may still read the libraries."""
+    if url.startswith("s3://"):
+        from crater_slurm.checkpoint.remote import s3, s3_client  # noqa: F401
+
+        s3_client.preload()
+    elif url.startswith(("gs://", "az://")):
+        with contextlib.suppress(ImportError):
+            import obstore.store
+
+            from crater_slurm.checkpoint.remote import obstore as ours  # noqa: F401
+
+            del obstore
+    elif url.startswith("/"):
+        from crater_slurm.checkpoint.remote import path  # noqa: F401
 
 
 def _s3(remote: Remote, place: destination.Destination, home: str) -> Store:

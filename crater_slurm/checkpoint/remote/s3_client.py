@@ -7,6 +7,8 @@ the site or the user chose, nothing else.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import io
 import os
 import threading
@@ -146,20 +148,34 @@ class Client:
         self._client.close()
 
 
+@functools.cache
+def _session() -> Any:
+    """A session that reads no file of anybody's; it keeps the library's data, once loaded."""
+    import botocore.session
+    from botocore.configprovider import ConstantProvider
+
+    session = botocore.session.Session()
+    for name in ("config_file", "credentials_file"):
+        session.set_config_variable(name, os.devnull)
+    session.get_component("config_store").set_config_provider("profile", ConstantProvider(None))
+    return session
+
+
+def preload() -> None:
+    """Load the library and its data now; without the library nothing happens yet."""
+    with contextlib.suppress(RemoteError):
+        _make(Access("none", "none"), Place("http://127.0.0.1:1")).close()
+
+
 def _make(access: Access, place: Place) -> Any:
     try:
-        import botocore.session
         from botocore.config import Config
-        from botocore.configprovider import ConstantProvider
     except ImportError:
         raise RemoteError(
             "Checkpoints to s3:// need boto3 on the node: pip install 'crater-slurm[s3]'.",
             lasting=True,
         ) from None
-    session = botocore.session.Session()
-    for name in ("config_file", "credentials_file"):
-        session.set_config_variable(name, os.devnull)
-    session.get_component("config_store").set_config_provider("profile", ConstantProvider(None))
+    session = _session()
     endpoint = access.endpoint or place.endpoint or None
     tls = not (endpoint or "").startswith("http://")
     config = Config(
