@@ -115,7 +115,7 @@ class S3Store:
         for start in range(0, entry.size, layout.CHUNK_BYTES):
             buffer = memoryview(bytearray(min(layout.CHUNK_BYTES, entry.size - start)))
             self.get_range(key, start, buffer)
-            total = checksum.combined(total, sums.crc32(buffer), len(buffer))
+            total = sums.combined(total, sums.crc32(buffer), len(buffer))
         return total
 
     def put_text(self, key: str, text: str) -> None:
