@@ -126,13 +126,10 @@ def test_a_requeued_job_goes_on_from_its_last_checkpoint(lab: Lab) -> None:
     wait_until(lambda: lab.job(job)["Restarts"] == "1", f"it is requeued: {output(lab, job)}")
     (lab.home() / f"requeue.{job}").unlink()
     assert f"job {job} is requeued by its own wish: for the test" in lab.log(("node", NODE))
-
-    def loaded() -> bool:
-        # Else Slurm lets it wait for two minutes; while it completes, it can't be told so.
-        lab.run(["scontrol", "update", f"jobid={job}", "starttime=now"], user="root")
-        return f"loaded 2 {digest}" in output(lab, job)
-
-    wait_until(loaded, f"it loads step 2: {output(lab, job)}")
+    # Slurm would let it wait for two minutes; within the same second its slurmd refuses it.
+    wait_until(lambda: lab.job(job)["JobState"] == "PENDING", "the job is back in the queue")
+    lab.run(["scontrol", "update", f"job={job}", "StartTime=now+3"], user="root", check=True)
+    wait_until(lambda: f"loaded 2 {digest}" in output(lab, job), f"it loads step 2: {lab.job(job)}")
     assert f"CRATER_RUN={job}.1" in output(lab, job)
     order(lab, job, "stop.JOB")
     completed(lab, job)
