@@ -6,7 +6,10 @@ save and made again when one of them changes. docs/checkpoint-format.md describe
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
+import pickle
 import struct
 
 from crater_slurm.job import leaf
@@ -15,12 +18,16 @@ from crater_slurm.job.tree import Leaves, dumps, unique_names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any
 
 SKELETON = "crater.skeleton"
 FORMAT = "1"
 #: The header is padded so that the first tensor lies at a multiple of this.
 _ALIGN = 64
+_PAGE = 4096
+#: Tensors from which the place in the page is looked at.
+_LARGE = 16 << 20
 #: No type has elements of more bytes.
 _WIDEST = 16
 
@@ -99,6 +106,19 @@ def _described(dtype: str, shape: list[int], at: int, nbytes: int) -> str:
     return json.dumps(whole, separators=(",", ":"))
 
 
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Without the garbage collector: thousands of small objects that all stay would have it look
+    through the whole of the training's memory several times."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
 class Packer:
     """Makes images of states; remembers the last plan."""
 
@@ -108,8 +128,10 @@ class Packer:
     def pack(self, state: Any, metadata: dict[str, str]) -> Image:
         """The file's bytes, still lying in the state's own memory. Raises StateError; copies
         nothing, so the state must not change before the image has been copied."""
-        import pickle
+        with _no_collection():
+            return self._packed(state, metadata)
 
+    def _packed(self, state: Any, metadata: dict[str, str]) -> Image:
         leaves = Leaves()
         leaves.walk(state)
         rest = dumps(state, leaves)
@@ -119,18 +141,38 @@ class Packer:
         if plan is None or plan.key != (facts, leaves.paths):
             plan = self._plan = Plan(facts, leaves.paths)
         skeleton = pickle.dumps(plan.table, protocol=5) + rest
-        header = _header(plan, {"crater": FORMAT, **metadata}, len(skeleton))
+        described = {"crater": FORMAT, **metadata}
+        header = _header(plan, described, len(skeleton), _residue(plan, sources))
         return Image(_segments(plan, sources, header, skeleton))
 
 
-def _header(plan: Plan, metadata: dict[str, str], skeleton: int) -> bytes:
+def _header(plan: Plan, metadata: dict[str, str], skeleton: int, residue: int | None) -> bytes:
+    """The header, padded with spaces as safetensors allows: to a multiple of _ALIGN, or so that
+    the first tensor lies ``residue`` bytes after the beginning of a page."""
     parts = [f'"__metadata__":{json.dumps(metadata)}']
     if plan.header:
         parts.append(plan.header)
     parts.append(f'"{SKELETON}":{_described("U8", [skeleton], plan.nbytes, skeleton)}')
     text = ("{" + ",".join(parts) + "}").encode()
     text += b" " * (-(len(text) + 8) % _ALIGN)
+    if residue is not None:
+        text += b" " * ((residue - len(text) - 8) % _PAGE)
     return struct.pack("<Q", len(text)) + text
+
+
+def _residue(plan: Plan, sources: list[Any]) -> int | None:
+    """Where in a page the tensors should begin. A target a little further into its page than the
+    source is into its own makes the processor wait for its own stores: 2 GB/s instead of 9. None
+    where it does not matter."""
+    cost: dict[int, int] = {}
+    for entry, at in zip(plan.entries, plan.offsets):  # noqa: B905
+        if entry.nbytes >= _LARGE:
+            span = (entry.low, entry.high) if entry.flat else None
+            pointer = leaf.segment(sources[entry.owner], 0, entry.nbytes, span).pointer
+            if pointer:
+                middle = (pointer - at + _PAGE // 2) % _PAGE // _ALIGN * _ALIGN
+                cost[middle] = cost.get(middle, 0) + entry.nbytes
+    return max(cost, key=lambda residue: cost[residue]) if cost else None
 
 
 def _segments(plan: Plan, sources: list[Any], header: bytes, skeleton: bytes) -> list[Segment]:
