@@ -45,6 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "hooks": set(),
     "job": set(),
+    "checkpoint": {"job"},
 }
 #: Parts that do no I/O: nothing of these may be imported there.
 PURE = {"model", "placement", "catalogue", "topology"}
