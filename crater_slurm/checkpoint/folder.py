@@ -315,7 +315,7 @@ class Folder:
     def _read_final(self, parent: int, name: str) -> list[LocalStep]:
         try:
             return self._read(parent, name)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):  # also for a link in the way
             return []
 
     def used_bytes(self) -> int:

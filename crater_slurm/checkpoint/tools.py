@@ -59,14 +59,18 @@ class Room:
             if attempt == "as it is":
                 self.drop_more(over)
         raise QuotaError(
-            f"it needs {size / _GIB:.2f} GiB, and of the {self.quota_bytes / _GIB:.2f} GiB that a "
-            f"job may keep on a node {used / _GIB:.2f} are used. Ask for more, keep fewer steps, "
-            "or save less"
+            f"it needs {_amount(size)}, and of the {_amount(self.quota_bytes)} that a job may keep "
+            f"on a node {_amount(used)} are used; keep fewer steps, or ask for a larger quota"
         )
 
     def release(self, out: OutFile) -> None:
         """A file is whole, or gone."""
         self._promised.pop(out, None)
+
+
+def _amount(size: int) -> str:
+    """Bytes for people."""
+    return f"{size / _GIB:.1f} GiB" if size >= _GIB else f"{size / (1 << 20):.1f} MiB"
 
 
 @dataclass
