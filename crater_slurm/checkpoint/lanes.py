@@ -191,6 +191,8 @@ class Lane(Connection):
         local = wire.whole(message, "local", world, 1)
         # A save of one rank alone is a whole checkpoint, whatever rank that was.
         rank = 0 if world == 1 else self.rank
+        if message.get("rank") is not None:
+            rank = wire.whole(message, "rank", world - 1)
         name = wire.text(message, "name", "step")
         step = wire.whole(message, "step", 10**15 - 1)
         file = wire.text(message, "file", layout.file_name(rank))

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from crater_slurm.checkpoint.disk import Drain
+from crater_slurm.checkpoint.disk import Block, Drain
 from crater_slurm.checkpoint.folder import Folder
 from crater_slurm.checkpoint.outfile import OutFile
+from crater_slurm.checkpoint.rate import TokenBucket
 from crater_slurm.checkpoint.spec import Spec
-from crater_slurm.checkpoint.threads import Log, Pool
+from crater_slurm.checkpoint.threads import Log, Mailbox, Pool
 from crater_slurm.job.layout import FileEntry, Manifest
 
 _GIB = 1 << 30
@@ -103,3 +105,19 @@ class Tools:
             node=spec.node,
             time=self.now(),
         )
+
+
+def make_tools(spec: Spec, mailbox: Mailbox, written: Callable[[Block], None], log: Log) -> Tools:
+    """The tools of a worker; nothing of them has a thread before it is used."""
+    cores = len(os.sched_getaffinity(0))
+    folder = Folder(spec.folder)
+    return Tools(
+        spec=spec,
+        folder=folder,
+        room=Room(folder, spec.quota_bytes),
+        drain=Drain(written, TokenBucket(spec.rate_bytes_s), log, spec.engine),
+        clerk=Pool("crater-clerk", 1, mailbox),
+        files=Pool("crater-files", 4, mailbox),
+        hashers=Pool("crater-sums", min(4, cores), mailbox),
+        log=log,
+    )

@@ -139,7 +139,7 @@ def test_an_exchange_that_the_file_system_can_t_do(
     def refuse(*_: object) -> None:
         raise OSError(22, "Invalid argument")
 
-    monkeypatch.setattr("crater_slurm.checkpoint.folder.syscalls.exchange", refuse)
+    monkeypatch.setattr("crater_slurm.checkpoint.finishing.syscalls.exchange", refuse)
     final(tmp_path, 3, b"old", run="4711.0")
     noted(tmp_path, 3, 0, 1, b"new", run="4711.1")
     folder = Folder(str(tmp_path))
