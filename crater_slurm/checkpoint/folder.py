@@ -25,7 +25,7 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 @dataclass(frozen=True)
 class LocalStep:
-    """A step that has its final name: the parts that lie here, of one run."""
+    """A step that has its final name: the parts that lie here, of one run, without their sums."""
 
     folder: str
     name: str
@@ -65,6 +65,7 @@ class Folder:
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self._known = entries.Known()
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[int]:
@@ -211,7 +212,7 @@ class Folder:
         fd = open_folder(name, parent)
         try:
             runs: dict[str, list[Manifest]] = {}
-            for part in entries.read_parts(fd):
+            for part in self._known.read_parts(fd):
                 if entries.files_are_there(fd, part):
                     runs.setdefault(part.run, []).append(part)
         finally:

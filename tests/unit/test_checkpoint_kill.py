@@ -14,7 +14,7 @@ from checkpoint_worker import MIB, Trainer, a_spec, content, running
 from crater_slurm.checkpoint.folder import Folder
 from crater_slurm.job import layout
 
-ROUNDS = 30
+ROUNDS = 25
 
 
 def some_bytes(random_: random.Random, size: int) -> bytes:
