@@ -120,6 +120,11 @@ class Lane(Connection):
         return len(self._blocks)
 
     @property
+    def writing(self) -> bool:
+        """Whether the disk or a checksum still reads from it."""
+        return any(not block.free for block in self._blocks)
+
+    @property
     def idle(self) -> bool:
         """Whether nothing of it is under way."""
         return not self._blocks and not self._saves

@@ -190,11 +190,16 @@ class Worker:
 
         self.tools.clerk.ask(lambda: folder.clean(run), then)
 
-    def _quiet(self) -> bool:
-        """Whether nothing is being saved."""
+    def _at_rest(self) -> bool:
+        """Whether no thread is at work; steps may still wait for ranks."""
         tools = self.tools
         busy = tools.clerk.busy + tools.files.busy + tools.hashers.busy + self._questions.busy
-        return not busy and not self._steps.waiting and all(lane.idle for lane in self._lanes)
+        return not busy and not any(lane.writing for lane in self._lanes)
+
+    def _quiet(self) -> bool:
+        """Whether nothing is being saved."""
+        waiting = self._steps.waiting or not all(lane.idle for lane in self._lanes)
+        return self._at_rest() and not waiting
 
     @property
     def idle(self) -> bool:
@@ -202,7 +207,7 @@ class Worker:
 
     def _over(self) -> bool:
         if self._stop_at is not None:
-            return self._quiet() or self.tools.clock() >= self._stop_at
+            return self._at_rest() or self.tools.clock() >= self._stop_at
         return self._ended and self._cleaned and self.idle
 
     def _stop(self) -> None:
