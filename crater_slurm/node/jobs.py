@@ -30,7 +30,9 @@ class JobRecord:
     """A job on this node. ``token`` is the fingerprint of the plan token, ``restarts`` Slurm's
     restart count, ``folders`` its cache folders by kind, ``soft`` why its memory is not limited
     to its NUMA nodes (for good, once decided), ``memory_mib`` its last sample per NUMA node,
-    ``exit_code`` Slurm's code:signal of its end, empty until an Epilog told it."""
+    ``exit_code`` Slurm's code:signal of its end, empty until an Epilog told it. ``quota`` is what
+    it may hold and holds in the cache (quota.py), ``direct_writes`` the large files that it was
+    seen to write elsewhere on this node."""
 
     job_id: str
     uid: int
@@ -54,6 +56,8 @@ class JobRecord:
     soft: str = ""
     grant: dict[str, Any] = field(default_factory=dict)
     memory_mib: dict[str, int] = field(default_factory=dict)
+    quota: dict[str, Any] = field(default_factory=dict)
+    direct_writes: list[str] = field(default_factory=list)
 
     @property
     def parsed_plan(self) -> Plan | None:
@@ -82,6 +86,8 @@ _KINDS: dict[str, type] = {
     "gpus": list,
     "memory_mib": dict,
     "exit_code": str,
+    "quota": dict,
+    "direct_writes": list,
 }
 
 
@@ -148,12 +154,30 @@ class JobStore:
     @contextlib.contextmanager
     def exclusive(self, job_id: str) -> Iterator[None]:
         """Only one hook at a time works on a job: a cancelled job's Epilog meets its Prolog."""
+        with self._entered(job_id) as lock, lock:
+            yield
+
+    @contextlib.contextmanager
+    def attempt(self, job_id: str) -> Iterator[bool]:
+        """The same without waiting: False when another works on the job, who then goes first.
+
+        For whoever works on a job already, and would otherwise wait for one that waits for it.
+        """
+        with self._entered(job_id) as lock:
+            got = lock.acquire(blocking=False)
+            try:
+                yield got
+            finally:
+                if got:
+                    lock.release()
+
+    @contextlib.contextmanager
+    def _entered(self, job_id: str) -> Iterator[threading.RLock]:
         with self._lock:
             lock, users = self._busy.get(job_id, (threading.RLock(), 0))
             self._busy[job_id] = (lock, users + 1)
         try:
-            with lock:
-                yield
+            yield lock
         finally:
             with self._lock:
                 lock, users = self._busy.pop(job_id)
