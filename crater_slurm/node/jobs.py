@@ -30,9 +30,11 @@ class JobRecord:
     """A job on this node. ``token`` is the fingerprint of the plan token, ``restarts`` Slurm's
     restart count, ``folders`` its cache folders by kind, ``soft`` why its memory is not limited
     to its NUMA nodes (for good, once decided), ``memory_mib`` its last sample per NUMA node,
-    ``exit_code`` Slurm's code:signal of its end, empty until an Epilog told it. ``quota`` is what
-    it may hold and holds in the cache (quota.py), ``direct_writes`` the large files that it was
-    seen to write elsewhere on this node."""
+    ``exit_code`` Slurm's code:signal of its end, empty until an Epilog told it, ``checkpoints``
+    what its worker says of them (checkpoints_state), ``facts`` what only slurmctld knows of it
+    (name, array job, array task), ``nodes`` its host list, ``quota`` what it may hold and holds in
+    the cache (quota.py), ``direct_writes`` the large files that it was seen to write elsewhere on
+    this node."""
 
     job_id: str
     uid: int
@@ -56,8 +58,17 @@ class JobRecord:
     soft: str = ""
     grant: dict[str, Any] = field(default_factory=dict)
     memory_mib: dict[str, int] = field(default_factory=dict)
+    user: str = ""
+    nodes: str = ""
+    facts: dict[str, str] = field(default_factory=dict)
+    checkpoints: dict[str, Any] = field(default_factory=dict)
     quota: dict[str, Any] = field(default_factory=dict)
     direct_writes: list[str] = field(default_factory=list)
+
+    @property
+    def run(self) -> str:
+        """What tells this run of the job from its earlier ones, as manifests name it."""
+        return f"{self.job_id}.{self.restarts}"
 
     @property
     def parsed_plan(self) -> Plan | None:
@@ -88,6 +99,11 @@ _KINDS: dict[str, type] = {
     "exit_code": str,
     "quota": dict,
     "direct_writes": list,
+    "restarts": int,
+    "user": str,
+    "nodes": str,
+    "facts": dict,
+    "checkpoints": dict,
 }
 
 

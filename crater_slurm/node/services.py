@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from crater_slurm.config.settings import Settings
-from crater_slurm.node import blockdev, cgroups, proc
+from crater_slurm.node import blockdev, cgroups, checkpoints_state, proc
 from crater_slurm.node.admission import KeyRing
 from crater_slurm.node.binding import Binder
 from crater_slurm.node.cache import Cache
@@ -93,6 +93,8 @@ class Services:
         if self.spool is not None:
             grant = dict(record.grant)
             grant |= {"folders": record.folders, "cache_problem": record.cache_problem}
+            if checkpoints := checkpoints_state.summary(record):
+                grant["checkpoints"] = checkpoints
             if record.plan_problem:
                 grant["plan_problem"] = record.plan_problem
             plan_id = str((record.plan or {}).get("id", ""))
@@ -136,10 +138,7 @@ class Services:
 
     def release_folders(self, record: JobRecord) -> None:
         """Set a job's cache folders aside by the site's rule; what fails is tried again later."""
-        kinds = [
-            kind
-            for kind in record.folders
-            if kind != "checkpoint" or self.settings.node.cache.keep == "remove"
-        ]
+        stays = checkpoints_state.stays_after_end(record, self.settings.node.cache.keep)
+        kinds = [kind for kind in record.folders if kind != "checkpoint" or not stays]
         if not kinds or self.cache.release(record.cluster, record.job_id, kinds):
             record.folders = {k: v for k, v in record.folders.items() if k not in kinds}
