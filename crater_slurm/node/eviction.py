@@ -1,7 +1,8 @@
 """Makes room in the cache: removes what is safe of ended jobs, oldest first, and nothing else.
 
-Never a running job's, never what its record doesn't call safe, never what no record knows. Removing
-is renaming into the trash, so a Prolog can wait for it; the sweep then gives the space back.
+Never a running job's, never what its record doesn't call safe, never what no record knows, and
+never the only copy of a job that waits to be started again. Removing is renaming into the trash, so
+a Prolog can wait for it; the sweep then gives the space back.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from crater_slurm.config.cache import Cache as CacheSettings
-from crater_slurm.node import space
+from crater_slurm.node import checkpoints_state, space
 from crater_slurm.node.cache import Cache
 from crater_slurm.node.cgroups import Tree
 from crater_slurm.node.holdings import Room
@@ -26,8 +27,7 @@ PROLOG_SECONDS = 0.4
 _ROUND_SECONDS = 5.0
 #: Of a folder that was never counted no more is looked at before it goes.
 _QUICK_ENTRIES = 20_000
-#: Checkpoints that lie at their destination go before data, which only its job can bring again.
-_ORDER = ("checkpoint", "dataset", "temp")
+_KINDS = ("checkpoint", "dataset", "temp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +40,8 @@ class Candidate:
 
 
 class Evictor:
-    """One per daemon. ``safe`` says whether nothing of a job's checkpoints is still to be flushed.
-
-    ``evicted`` counts folders by kind, ``evicted_bytes`` what they held, since the start.
-    """
+    """One per daemon. ``evicted`` counts folders by kind, ``evicted_bytes`` what they held,
+    since the start."""
 
     def __init__(
         self,
@@ -51,17 +49,15 @@ class Evictor:
         store: JobStore,
         cache: Cache,
         tree: Tree,
-        safe: Callable[[JobRecord], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
         self._store = store
         self._cache = cache
         self._tree = tree
-        self._safe = safe
         self._clock = clock
         self._lock = threading.Lock()
-        self.evicted: dict[str, int] = dict.fromkeys(_ORDER, 0)
+        self.evicted: dict[str, int] = dict.fromkeys(_KINDS, 0)
         self.evicted_bytes = 0
 
     def keep_floor(self) -> bool:
@@ -77,23 +73,28 @@ class Evictor:
         """Free what a job's plan says before it starts; whether anything was set aside."""
         end = self._clock() + PROLOG_SECONDS
         room = self._cache.holdings.room(PROLOG_SECONDS / 2)
-        missing = need_bytes + self._promised(record) - room.free_bytes if need_bytes else 0
+        held = sum(self._size(record, kind) or 0 for kind in _KINDS)
+        need = max(0, need_bytes - held)
+        missing = need + self._promised(record) - room.free_bytes if need else 0
         missing = max(missing, self._below_minimum(room))
         if not room.total_bytes or missing <= 0:
             return False
         why = f"job {record.job_id} needs {need_bytes / 1e9:g} GB of cache"
-        return self._free(missing, why, end)
+        return self._free(missing, why, end, starting=record.job_id)
 
-    def candidates(self) -> list[Candidate]:
-        """What may go, in the order in which it goes."""
-        cgroups = self._cgroups()
+    def candidates(self, starting: str = "") -> list[Candidate]:
+        """What may go, in the order in which it goes; nothing of a job that is about to start,
+        whose last run may have left what it will restore from."""
+        cgroups = self._tree.job_names()
         found = [
             Candidate(record, kind, self._size(record, kind))
             for record in self._store.all()
-            for kind in _ORDER
-            if kind in record.folders and self._may_go(record, kind, cgroups)
+            for kind in _KINDS
+            if record.job_id != starting
+            and kind in record.folders
+            and self._may_go(record, kind, cgroups)
         ]
-        return sorted(found, key=lambda c: (c.kind != "checkpoint", c.record.ended or 0.0))
+        return sorted(found, key=lambda c: (_worth(c), c.record.ended or 0.0))
 
     def _below_minimum(self, room: Room) -> int:
         """What is missing to the share that must be free before a job gets folders at all."""
@@ -109,13 +110,13 @@ class Evictor:
                 promised += max(0, planned - used)
         return promised
 
-    def _free(self, missing: int, why: str, end: float) -> bool:
+    def _free(self, missing: int, why: str, end: float, starting: str = "") -> bool:
         """Set folders aside until so many bytes will come back, or the time is over."""
         done = False
         if not self._lock.acquire(timeout=max(0.0, end - self._clock())):
             return False
         try:
-            for candidate in self.candidates():
+            for candidate in self.candidates(starting):
                 left = end - self._clock()
                 if missing <= 0 or left <= 0:
                     break
@@ -145,7 +146,7 @@ class Evictor:
             # Looked at again, now that nobody else works on the job.
             if not alone or self._store.get(record.job_id) is not record:
                 return False
-            if kind not in record.folders or not self._may_go(record, kind, self._cgroups()):
+            if kind not in record.folders or not self._may_go(record, kind, self._tree.job_names()):
                 return False
             patience = max(0.01, min(seconds, 1.0))
             if not self._cache.release(record.cluster, record.job_id, [kind], patience):
@@ -161,10 +162,19 @@ class Evictor:
         # A job whose Prolog found no daemon runs on, whatever its old record says.
         if record.phase != ENDED or cgroups & set(record.cgroup_names):
             return False
-        return kind != "checkpoint" or self._safe(record)
-
-    def _cgroups(self) -> set[str]:
-        return self._tree.job_names()
+        if kind != "checkpoint":
+            return True
+        known = record.checkpoints
+        only_copy = not known.get("destination")
+        waits = known.get("requeue") and only_copy
+        return checkpoints_state.safe_to_remove(record) and not waits
 
     def _size(self, record: JobRecord, kind: str) -> int | None:
         return self._cache.holdings.size(record.cluster, record.job_id, kind)
+
+
+def _worth(candidate: Candidate) -> int:
+    """Checkpoints with a copy at their destination go first, those without one last."""
+    if candidate.kind != "checkpoint":
+        return 1
+    return 0 if candidate.record.checkpoints.get("destination") else 2

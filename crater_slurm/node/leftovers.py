@@ -1,8 +1,8 @@
 """Removes what dead jobs left and no record knows: folders in the cache, sockets of dead workers.
 
-Records get lost (a reinstalled node, a full disk), jobs run on without them. So Slurm is asked which
-jobs live, and any doubt about its answer ends the sweep with nothing removed. Checkpoints are never
-removed here: what holds a saved part is kept and reported.
+Records get lost (a reinstalled node, a full disk), jobs run on without them. So Slurm is asked
+which jobs live, and any doubt about its answer ends the sweep with nothing removed. Checkpoints are
+never removed here: what holds a saved part is kept and reported.
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ class Leftovers:
         answer = self._living()
         if answer is None:
             return False
-        cgroups, kept, before = self._tree.job_names(), [], self.removed
+        kept: list[Leftover] = []
+        cgroups, before = self._tree.job_names(), self.removed
         for one in found:
             if one.cluster != answer.cluster:
                 self._say(one, f"it is of cluster {one.cluster}, Slurm here of {answer.cluster}")
@@ -216,7 +217,7 @@ def remove_dead_sockets(folder: Path, store: JobStore) -> list[str]:
     """Remove the sockets of workers that are gone and whose jobs do not run; their names."""
     removed = []
     try:
-        names = sorted(name for name in os.listdir(folder) if name.endswith(".sock"))
+        names = sorted(path.name for path in folder.iterdir() if path.suffix == ".sock")
     except OSError:
         return []
     for name in names:

@@ -29,7 +29,7 @@ class Daemon:
 
     def __init__(self, services: Services) -> None:
         self.services = services
-        self._memory, self._cache = upkeep.loops(services)
+        self._memory, self._cache, self._space = upkeep.loops(services)
         self._observer: observe.Observer | None = None
         if services.settings.node.observe:
             self._observer = observe.Observer(services, services.observed)
@@ -53,6 +53,7 @@ class Daemon:
             self._watcher.start()
         self._memory.start()
         self._cache.start()
+        self._space.start()
         if self._observer:
             self._observe.start()
         self._server.start()
@@ -64,6 +65,7 @@ class Daemon:
             self.services.binder.release()
         self._memory.stop()
         self._cache.stop()
+        self._space.stop()
         if self._observer and self._observe.stop():
             self._observer.close()
         if self.services.observed:

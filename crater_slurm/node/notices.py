@@ -24,9 +24,7 @@ Send = Callable[[str, str], None]
 
 def sender(settings: Slurm) -> Send:
     """Sends a text to a job's standard error by scontrol. Raises SlurmError."""
-    client = Client(
-        bin_dir=settings.bin_dir, conf=settings.conf, timeout_seconds=_TIMEOUT_SECONDS
-    )
+    client = Client(bin_dir=settings.bin_dir, conf=settings.conf, timeout_seconds=_TIMEOUT_SECONDS)
 
     def send(job_id: str, text: str) -> None:
         client.run("scontrol", "notify", job_id, text)

@@ -93,10 +93,12 @@ def _prepare(services: Services, record: JobRecord, before: JobRecord | None) ->
         keep: tuple[str, ...] = ("checkpoint",) if record.restarts else ()
         if before and _is_same_run(before, record):
             keep = cache.KINDS
+        services.life.make_room(record)
         folders = services.cache.prepare(
             record.cluster, record.job_id, record.uid, record.gid, keep
         )
         record.folders, record.cache_problem = folders.paths, folders.problem
+        services.life.begin(record, before)
         if folders.fault in services.settings.node.drain_on:
             answer.exit = FAULT_EXITS[folders.fault]
     elif before:

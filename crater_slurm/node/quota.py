@@ -168,9 +168,7 @@ class Quotas:
         """A project id of no other job that nobody else uses: the job's own where that goes."""
         ids = self._settings.projects
         taken = {
-            _number(record, "project")
-            for record in self._store.all()
-            if record.job_id != job_id
+            _number(record, "project") for record in self._store.all() if record.job_id != job_id
         }
         if known in ids and known not in taken:
             return known
