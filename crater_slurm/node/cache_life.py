@@ -15,10 +15,12 @@ from crater_slurm.config.settings import Settings
 from crater_slurm.node.cache import Cache
 from crater_slurm.node.cgroups import Tree
 from crater_slurm.node.eviction import Evictor
+from crater_slurm.node.holdings import Room
 from crater_slurm.node.jobs import PREPARED, JobRecord, JobStore
 from crater_slurm.node.leftovers import Leftovers, remove_dead_sockets
 from crater_slurm.node.notices import Notices, sender
 from crater_slurm.node.quota import Change, Quotas
+from crater_slurm.node.totals import Totals
 from crater_slurm.slurm import live
 from crater_slurm.slurm.client import Client
 
@@ -39,7 +41,8 @@ def ask_slurm(settings: Settings) -> Callable[[], live.Live]:
 
 class CacheLife:
     """One per daemon. ``wake`` is called when something was set aside and is to be deleted;
-    ``on_quota`` when a job went beyond its space or came back, with the reason or nothing."""
+    ``on_quota`` when a job went beyond its space or came back, with the reason or nothing.
+    ``room`` is that of the last round, ``direct_writers`` counts jobs that were told."""
 
     def __init__(
         self,
@@ -52,6 +55,7 @@ class CacheLife:
     ) -> None:
         self._settings = settings
         self._store = store
+        self._holdings = cache.holdings
         self._clock = clock
         self._sockets = settings.node.socket.parent / "workers"
         self.notices = Notices(sender(settings.slurm))
@@ -60,6 +64,9 @@ class CacheLife:
         self.leftovers = Leftovers(
             settings.node.cache, store, cache, tree, ask or ask_slurm(settings), clock
         )
+        self.totals = Totals()
+        self.room = Room()
+        self.direct_writers = 0
         self.wake: Callable[[], None] = lambda: None
         self.on_quota: list[Told] = []
         self._due = {"count": 0.0, "leftovers": 0.0}
@@ -88,12 +95,23 @@ class CacheLife:
         if self._is_due("count", self._settings.node.cache.account_seconds):
             for change in self.quotas.count():
                 self._tell(change)
+        self.totals.see(self._store.all())
         aside = self.evictor.keep_floor()
+        self.room = self._holdings.room()
         if self._is_due("leftovers", _LEFTOVER_SECONDS):
             aside = self.leftovers.sweep() or aside
             self._drop_sockets(self._sockets)
         if aside:
             self.wake()
+
+    def held_bytes(self, record: JobRecord) -> int:
+        """What a job's folders held at the last count."""
+        sizes = (
+            self._holdings.size(record.cluster, record.job_id, kind) for kind in record.folders
+        )
+        counted = sum(size or 0 for size in sizes)
+        told = record.quota.get("used_bytes")
+        return max(counted, told) if isinstance(told, int) else counted
 
     def _is_due(self, what: str, seconds: float) -> bool:
         now = self._clock()

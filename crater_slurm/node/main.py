@@ -15,7 +15,7 @@ from pathlib import Path
 from crater_slurm import __version__, systemd
 from crater_slurm.config.load import load
 from crater_slurm.errors import CraterError
-from crater_slurm.node import lifecycle, observe, upkeep
+from crater_slurm.node import lifecycle, metrics, observe, upkeep
 from crater_slurm.node.request import Answer, Request
 from crater_slurm.node.server import Server, dispatch
 from crater_slurm.node.services import Services
@@ -36,6 +36,7 @@ class Daemon:
             seconds = services.settings.node.sample_seconds
             self._observe = upkeep.Loop("observe", seconds, self._observer.round)
         self._server = Server(services.settings.node.socket, self._handle)
+        self._metrics = metrics.Page(services)
         self._watcher = Watcher(services.settings.node.cgroup_root, services.binder.reconcile)
 
     def start(self) -> None:
@@ -57,8 +58,10 @@ class Daemon:
         if self._observer:
             self._observe.start()
         self._server.start()
+        self._metrics.start()
 
     def stop(self) -> None:
+        self._metrics.stop()
         self._server.stop()
         if not self.services.binder.unusable():
             self._watcher.stop()

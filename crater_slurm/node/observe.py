@@ -112,6 +112,7 @@ class Observer:
             record.direct_writes = files
             services.store.save(record)
         _log.info("observe: job %s writes beside its cache: %s", record.job_id, "; ".join(files))
+        services.life.direct_writers += 1
         services.life.notices.tell(record.job_id, direct_writes.sentence(files))
         services.report(record, "task")
 

@@ -33,7 +33,7 @@ def prolog(services: Services, request: Request) -> Answer:
         _judge_plan(services, request, record)
         if before and _is_same_run(before, record):
             record.soft, record.grant, record.told = before.soft, before.grant, before.told
-            record.started = before.started
+            record.started, record.direct_writes = before.started, before.direct_writes
             record.checkpoints, record.facts = before.checkpoints, before.facts
         else:
             record.checkpoints = checkpoints_state.begin(record, before)
