@@ -25,6 +25,14 @@ def _destination(text: str) -> str:
     return text
 
 
+def _named_once(stores: tuple[Remote, ...]) -> tuple[Remote, ...]:
+    for what in ("name", "url"):
+        values = [getattr(store, what) for store in stores]
+        if twice := {value for value in values if values.count(value) > 1}:
+            raise ValueError(f"have the {what} {', '.join(sorted(twice))} twice")
+    return stores
+
+
 class Remote(Section):
     """A store of the site's. Jobs get in with the site's credentials below ``<url>/<user>/``."""
 
@@ -51,8 +59,9 @@ class Checkpoints(DirectWrites):
         default=True,
         description="Give jobs a ring to save checkpoints into. False: jobs write them themselves.",
     )
-    ring_socket: Path = Field(
-        default=Path("/run/crater/ring.sock"), description="Where jobs ask for their ring."
+    ring_socket: Path | None = Field(
+        default=None,
+        description="Where jobs ask for their ring; ring.sock beside node.socket when unset.",
     )
     ring_percent: float = Field(
         default=50,
@@ -83,7 +92,7 @@ class Checkpoints(DirectWrites):
         description="Where checkpoints go for checkpoint=on: a path or URL with %u %j %A %a %x %c "
         "for user, job, array job, array task, job name, cluster. Empty: they stay on the node.",
     )
-    remotes: tuple[Remote, ...] = Field(
+    remotes: Annotated[tuple[Remote, ...], AfterValidator(_named_once)] = Field(
         default=(),
         description="The site's stores, each with name, url, endpoint, region, addressing (auto, "
         "path, virtual), ca_bundle and credentials_file (root's, 0600). A job gets in with them "
@@ -99,12 +108,6 @@ class Checkpoints(DirectWrites):
         default=10,
         ge=0,
         description="A job is not requeued by its own request after so many times.",
-    )
-    quota_gb_per_job: float = Field(
-        default=0, ge=0, description="Most that a job's checkpoints take in the cache; 0: no limit."
-    )
-    quota_gb_per_user: float = Field(
-        default=0, ge=0, description="The same for all jobs of a user on the node; 0: no limit."
     )
     scope: Annotated[Literal["auto", "off"], OffIsAWord] = Field(
         default="auto",

@@ -29,6 +29,9 @@ _LEFTOVER_SECONDS = 3600.0
 #: A round is at most this far away, however seldom jobs are counted.
 LONGEST_SECONDS = 30.0
 
+#: A hundredth more or less is not worth a message.
+_MUCH = 100
+
 Told = Callable[[JobRecord, str], None]
 
 
@@ -41,7 +44,8 @@ def ask_slurm(settings: Settings) -> Callable[[], live.Live]:
 
 class CacheLife:
     """One per daemon. ``wake`` is called when something was set aside and is to be deleted;
-    ``on_quota`` when a job went beyond its space or came back, with the reason or nothing.
+    ``on_quota`` when a job went beyond its space or came back, with the reason or nothing;
+    ``on_allowance`` when what its checkpoints may hold has changed by much.
     ``room`` is that of the last round, ``direct_writers`` counts jobs that were told."""
 
     def __init__(
@@ -69,6 +73,8 @@ class CacheLife:
         self.direct_writers = 0
         self.wake: Callable[[], None] = lambda: None
         self.on_quota: list[Told] = []
+        self.on_allowance: Callable[[str, int], None] = lambda job_id, quota_bytes: None
+        self._allowed: dict[str, int] = {}
         self._due = {"count": 0.0, "leftovers": 0.0}
 
     @property
@@ -95,6 +101,7 @@ class CacheLife:
         if self._is_due("count", self._settings.node.cache.account_seconds):
             for change in self.quotas.count():
                 self._tell(change)
+            self._allow()
         self.totals.see(self._store.all())
         aside = self.evictor.keep_floor()
         self.room = self._holdings.room()
@@ -134,6 +141,16 @@ class CacheLife:
                 )
         for told in self.on_quota:
             told(record, text)
+
+    def _allow(self) -> None:
+        before, self._allowed = self._allowed, {}
+        for record in self._store.all():
+            if record.folders and record.phase == PREPARED:
+                now, was = self.quotas.allowance(record), before.get(record.job_id, 0)
+                changed = abs(now - was) > was // _MUCH or bool(now) != bool(was)
+                self._allowed[record.job_id] = now if changed else was
+                if changed:
+                    self.on_allowance(record.job_id, now)
 
     def _drop_sockets(self, folder: Path) -> None:
         for name in remove_dead_sockets(folder, self._store):

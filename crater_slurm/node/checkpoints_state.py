@@ -70,12 +70,17 @@ def begin(record: JobRecord, before: JobRecord | None) -> dict[str, Any]:
 def take(record: JobRecord, message: Mapping[str, object]) -> bool:
     """Put a worker's ``state`` into the record; whether it says something new."""
     steps = [step for step in map(_step, _list(message.get("steps"))) if step]
-    unsafe = [step for step in steps if not step["flushed"]]
+    if record.checkpoints.get("unreachable"):
+        # The worker has no destination and calls everything flushed; the job has one.
+        steps = [{**step, "flushed": False} for step in steps]
+    counters = _counters(message.get("counters"))
+    # A message may not hold all steps; then a counter says how many there are.
+    unsafe = sum(not step["flushed"] for step in steps)
     known = {
         "steps": _shown(steps),
-        "unflushed": len(unsafe),
+        "unflushed": max(unsafe, int(counters.get("unflushed", 0))),
         "saved": bool(steps) or bool(record.checkpoints.get("saved")),
-        "counters": _counters(message.get("counters")),
+        "counters": counters,
         "idle": message.get("idle") is True,
         # Before the job's end nothing is done: a trainer may come at any time.
         "done": message.get("done") is True and record.phase == ENDED,

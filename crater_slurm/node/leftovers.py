@@ -214,7 +214,9 @@ def _holds_a_part(folder: int) -> bool:
 
 
 def remove_dead_sockets(folder: Path, store: JobStore) -> list[str]:
-    """Remove the sockets of workers that are gone and whose jobs do not run; their names."""
+    """Remove the sockets of workers that are gone and of no job that we know; their names.
+
+    Those of known jobs are the workers' own matter: a question here would disturb them."""
     removed = []
     try:
         names = sorted(path.name for path in folder.iterdir() if path.suffix == ".sock")
@@ -223,8 +225,7 @@ def remove_dead_sockets(folder: Path, store: JobStore) -> list[str]:
     for name in names:
         job_id, path = name.removesuffix(".sock"), folder / name
         with store.attempt(job_id) as alone:
-            record = store.get(job_id)
-            if not alone or (record is not None and record.phase == PREPARED):
+            if not alone or store.get(job_id) is not None:
                 continue
             if _is_dead(path):
                 path.unlink(missing_ok=True)

@@ -24,8 +24,8 @@ _log = logging.getLogger("crater.node.metrics")
 _MOST_JOBS = 32
 _PREFIX = "crater_io_daemon_"
 
-#: Workers and lanes that are there now.
-Live = Callable[[], tuple[int, int]]
+#: A node has no more lanes than that, whatever workers say.
+_MOST_LANES = 100_000
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class Family:
         return family
 
 
-def families(services: Services, live: Live = lambda: (0, 0)) -> Iterator[Family]:
+def families(services: Services, workers: Callable[[], int] = lambda: 0) -> Iterator[Family]:
     """Every metric with what is known now."""
     records = services.store.all()
     services.life.totals.see(records)
@@ -70,9 +70,8 @@ def families(services: Services, live: Live = lambda: (0, 0)) -> Iterator[Family
     yield _one(
         "flush_oldest_seconds", "How long the oldest of them has waited.", pending.oldest_seconds
     )
-    workers, lanes = live()
-    yield _one("workers", "Checkpoint workers that run.", workers)
-    yield _one("lanes", "Lanes of the ring in use, one for each rank.", lanes)
+    yield _one("workers", "Checkpoint workers that run.", workers())
+    yield _one("lanes", "Lanes of the ring in use, one for each rank.", _lanes(records))
     phases = Family("jobs", "Jobs with a record: running, or ended.", ("phase",))
     running = sum(record.phase == PREPARED for record in records)
     yield phases.add("running", value=running).add("ended", value=len(records) - running)
@@ -82,34 +81,36 @@ def families(services: Services, live: Live = lambda: (0, 0)) -> Iterator[Family
     )  # fmt: skip
 
 
+def _lanes(records: list[JobRecord]) -> int:
+    """Lanes of running jobs, as far as their workers' word can be true."""
+    told = (r.checkpoints.get("counters", {}) for r in records if r.phase == PREPARED)
+    lanes = (counters.get("lanes", 0) for counters in told)
+    return sum(int(n) for n in lanes if type(n) in (int, float) and 0 <= n <= _MOST_LANES)
+
+
 def _one(name: str, text: str, value: float, kind: str = "gauge") -> Family:
     return Family(name, text, kind=kind).add(value=value)
 
 
 def _checkpoints(total: dict[str, float]) -> Iterator[Family]:
-    asked = total["hits"] + total["misses"]
+    asked = total["cache_hits"] + total["cache_misses"]
     if asked:
         text = "Restores and staged data that were in the cache, of all since the start."
-        yield _one("cache_hit_ratio", text, total["hits"] / asked)
+        yield _one("cache_hit_ratio", text, total["cache_hits"] / asked)
     moved = Family("checkpoint_bytes", "Bytes that each stage moved.", ("stage",), "counter")
     took = Family("checkpoint_seconds", "Time that each stage took.", ("stage",), "summary")
     for stage, name, count, seconds in (
-        ("drain", "drained_bytes", "saves", "drain_seconds"),
-        ("flush", "flushed_bytes", "flushes", "flush_seconds"),
-        ("restore", "restored_bytes", "restores", "restore_seconds"),
+        ("drain", "drained_bytes", "saved", "drain_seconds"),
+        ("flush", "flushed_bytes", "flushed", "flush_seconds"),
+        ("restore", "restored_bytes", "restored", "restore_seconds"),
     ):
         moved.add(stage, value=total[name])
         took.add(stage, value=(total[count], total[seconds]))
     yield moved
     yield took
     results = Family("checkpoints", "Parts of checkpoints by result.", ("result",), "counter")
-    for result, name in (
-        ("saved", "saves"),
-        ("failed", "failed"),
-        ("flushed", "flushes"),
-        ("restored", "restores"),
-    ):
-        results.add(result, value=total[name])
+    for result in ("saved", "direct", "failed", "flushed", "restored"):
+        results.add(result, value=total[result])
     yield results
 
 
@@ -149,9 +150,9 @@ def _cache(services: Services, records: list[JobRecord]) -> Iterator[Family]:
 class Page:
     """The page for Prometheus. A port that is taken costs the metrics, not the daemon."""
 
-    def __init__(self, services: Services, live: Live = lambda: (0, 0)) -> None:
+    def __init__(self, services: Services, workers: Callable[[], int] = lambda: 0) -> None:
         self._services = services
-        self._live = live
+        self._workers = workers
         self._stop: Callable[[], None] | None = None
         self.port = 0
 
@@ -190,5 +191,5 @@ class Page:
         return []
 
     def collect(self) -> Iterator[Metric]:
-        for family in families(self._services, self._live):
+        for family in families(self._services, self._workers):
             yield family.metric()

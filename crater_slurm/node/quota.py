@@ -86,6 +86,12 @@ class Quotas:
 
         self._attempt(work)
 
+    def allowance(self, record: JobRecord) -> int:
+        """Bytes that a job's checkpoints may hold beside its other folders; 0 is no limit."""
+        hard = self._hard(record, self._by_user()) if record.quota else 0
+        others = (self._size(record, kind) or 0 for kind in record.folders if kind != "checkpoint")
+        return max(_LEAST, hard - sum(others)) if hard else 0
+
     def count(self, budget: space.Budget | None = None) -> list[Change]:
         """Count what jobs hold; those that went beyond their limit, or came back under it.
 

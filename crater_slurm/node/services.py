@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from crater_slurm.config.settings import Settings
 from crater_slurm.node import blockdev, cgroups, checkpoints_state, proc, quota
@@ -82,6 +83,8 @@ class Services:
             mode=node.memory_binding,
             reserve_mib=node.memory_reserve_mib,
         )
+        #: Folder that jobs find crater_slurm.job in; set at the start of the daemon.
+        self.job_path = str(node.checkpoints.job_path or "")
         url = settings.scheduler.url.rstrip("/")
         self.spool = Spool(node.state_dir / "spool", url + _GRANTS) if node.report else None
         #: Apart from the others, so that a scheduler that doesn't know these takes those.
@@ -141,6 +144,15 @@ class Services:
                     record.memory_mib = {str(node): mib for node, mib in found.items()}
                     return True
         return False
+
+    def note_checkpoints(self, record: JobRecord, **known: Any) -> None:
+        """Keep something of a job's checkpoints in its record, while it is this run's."""
+        with self.store.exclusive(record.job_id):
+            now = self.store.get(record.job_id)
+            if now is not None and now.run == record.run:
+                now.facts = record.facts
+                now.checkpoints = {**now.checkpoints, **known}
+                self.store.save(now)
 
     def release_folders(self, record: JobRecord) -> None:
         """Set a job's cache folders aside by the site's rule; what fails is tried again later."""

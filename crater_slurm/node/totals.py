@@ -16,9 +16,9 @@ from crater_slurm.node.jobs import JobRecord
 
 #: What workers count (docs/checkpoint-format.md): seconds, bytes, and things.
 NAMES = (
-    *("saves", "failed", "drained_bytes", "drain_seconds"),
-    *("flushes", "flushed_bytes", "flush_seconds"),
-    *("restores", "restored_bytes", "restore_seconds", "hits", "misses"),
+    *("saved", "failed", "direct", "drained_bytes", "drain_seconds"),
+    *("flushed", "flushed_bytes", "flush_seconds"),
+    *("restored", "restored_bytes", "restore_seconds", "cache_hits", "cache_misses"),
 )
 #: More than this a second is a lie; also more seconds than a worker's threads could work.
 _MOST_PER_SECOND = {"bytes": 1e12, "seconds": 1e3}
