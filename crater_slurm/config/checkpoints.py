@@ -85,7 +85,10 @@ class Checkpoints(DirectWrites):
         default="auto", description="How files are written; auto takes io_uring where it works."
     )
     rate_mb_s: float = Field(
-        default=0, ge=0, description="A job's limit on the way to its destination; 0: none."
+        default=0,
+        ge=0,
+        description="A job's checkpoints are written no faster than this, on its node and at the "
+        "destination; 0: no limit.",
     )
     destination: Annotated[str, AfterValidator(_destination)] = Field(
         default="",

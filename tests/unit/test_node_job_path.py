@@ -9,9 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from node_fakes import settings
 
 from crater_slurm import paths
+from crater_slurm.cli.install import install
 from crater_slurm.node import job_path
 from crater_slurm.node.environment import python_path
 from crater_slurm.node.services import Services
@@ -69,7 +71,9 @@ def test_a_second_start_takes_what_is_there_and_a_new_version_leaves_it(
     assert prepared(tmp_path) == first
     assert os.stat(first).st_ino == before
     contents = job_path.contents
-    monkeypatch.setattr(job_path, "contents", lambda: {**contents(), "crater_slurm/new.py": b""})
+    monkeypatch.setattr(
+        job_path, "contents", lambda: {**contents(), "crater_slurm/new.py": (b"", 0o644)}
+    )
     second = prepared(tmp_path)
     assert second != first
     assert Path(first).is_dir(), "jobs that run go on with theirs"
@@ -109,3 +113,11 @@ def test_the_end_of_pythonpath(known: str | None, after: str | None) -> None:
 def test_a_folder_that_pythonpath_can_t_hold_is_left_out() -> None:
     assert python_path("/a", "/x:y") is None
     assert python_path("/a", "") is None
+
+
+def test_install_puts_it_where_a_shared_folder_is_wanted(tmp_path: Path) -> None:
+    done = CliRunner().invoke(install, ["--to", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    path = str(tmp_path / "job")
+    assert run(path, "import crater_slurm.job as j; print(j.__file__)").startswith(path)
+    assert os.access(tmp_path / "prolog/prolog.sh", os.X_OK)
