@@ -51,6 +51,10 @@ class Control(Connection):
     def take(self, message: dict[str, object], fds: list[int]) -> None:
         self._take_message(message, fds)
 
+    def mistake(self, error: str) -> None:
+        """A daemon of another version may say what this one doesn't know, as often as it likes."""
+        self.send({"op": "log", "level": "warning", "text": error[:1000]})
+
 
 class Worker:
     """One job's. ``listener``: where the daemon connects; ``first``: its first connection."""
