@@ -34,6 +34,8 @@ CONF = {
         "checkpoints": {"direct_write_mb": 32, "direct_write_checkpoint_mb": 32},
     }
 }
+#: Where a home lies for the kernel; /home is another name of it.
+HOME = "/crater-lab/home/alice"
 #: Writes 64 MiB into the folder that it is given and holds the file open until it is told to go.
 BODY = """\
 cat >write.py <<'END'
@@ -89,7 +91,7 @@ def test_a_large_file_beside_the_cache_is_told_once(lab: Lab) -> None:
     job, node = writes(lab, "$HOME")
     warning = "crater: this job writes large files to this node's disk beside its cache"
     wait_until(lambda: warning in output(lab, job), f"job {job} is told")
-    name = f"/home/alice/state-{job}.bin (0.0671 GB)"
+    name = f"{HOME}/state-{job}.bin (0.0671 GB)"
 
     def told() -> Any:
         return next((g for g in explained(lab, job)["grants"] if "direct_writes" in g["got"]), None)
