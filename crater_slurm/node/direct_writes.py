@@ -58,11 +58,11 @@ class DirectWriteWatch:
         self.found = 0
 
     def wanted(self, record: JobRecord) -> bool:
-        """Whether a job is looked at: its plan has checkpoints, and it was not told yet."""
-        plan = record.plan or {}
+        """Whether a job is looked at: it wants checkpoints or saves some, and was not told yet."""
+        asked = (record.plan or {}).get("checkpoint") not in (None, "off")
         return (
             self._settings.direct_writes == "warn"
-            and plan.get("checkpoint") not in (None, "off")
+            and (asked or bool(record.checkpoints.get("used")))
             and bool(record.folders)
             and not record.direct_writes
         )

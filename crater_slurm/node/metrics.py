@@ -1,13 +1,11 @@
 """The daemon's figures as Prometheus metrics, made from memory at each scrape.
 
 A scrape asks neither a drive nor a worker: figures are those of the last round. Series by job are
-those of the jobs that hold most, a fixed number. What is unknown has no series. prometheus_client
-is loaded only where a page is wanted.
+those of the jobs that hold most, a fixed number. What is unknown has no series.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -19,7 +17,6 @@ from crater_slurm.node.services import Services
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-_log = logging.getLogger("crater.node.metrics")
 #: Jobs with series of their own.
 _MOST_JOBS = 32
 _PREFIX = "crater_io_daemon_"
@@ -145,51 +142,3 @@ def _cache(services: Services, records: list[JobRecord]) -> Iterator[Family]:
     yield _one("leftovers_kept", text, len(life.leftovers.kept))
     text = "Folders of dead jobs that no record knew."
     yield _one("leftovers_removed", text, life.leftovers.removed, "counter")
-
-
-class Page:
-    """The page for Prometheus. A port that is taken costs the metrics, not the daemon."""
-
-    def __init__(self, services: Services, workers: Callable[[], int] = lambda: 0) -> None:
-        self._services = services
-        self._workers = workers
-        self._stop: Callable[[], None] | None = None
-        self.port = 0
-
-    def start(self) -> None:
-        listen = self._services.settings.node.listen
-        if not listen:
-            return
-        host, _, port = listen.rpartition(":")
-        try:
-            from prometheus_client import CollectorRegistry, start_http_server
-
-            registry = CollectorRegistry()
-            registry.register(self)
-            server, thread = start_http_server(
-                int(port),
-                host.strip("[]") or "0.0.0.0",  # noqa: S104
-                registry,
-            )
-        except (ImportError, OSError, ValueError, TypeError, OverflowError) as error:
-            _log.error("metrics: none at %s: %s (setting node.listen)", listen, error)
-            return
-        self.port = server.server_port
-
-        def stop() -> None:
-            server.shutdown()
-            server.server_close()
-            thread.join(timeout=2)
-
-        self._stop = stop
-
-    def stop(self) -> None:
-        if self._stop:
-            self._stop()
-
-    def describe(self) -> list[Metric]:
-        return []
-
-    def collect(self) -> Iterator[Metric]:
-        for family in families(self._services, self._workers):
-            yield family.metric()

@@ -268,7 +268,7 @@ def described(record: JobRecord) -> dict[str, str]:
         return {}
     limit = _number(record, "limit_bytes")
     by = "project quota" if quota.get("by") == PROJECT else "accounting"
-    found = {"cache_limit": f"{_gb(limit)}, by {by}" if limit else "none"}
+    found = {"cache_limit": f"{_gb(limit)}, by {by}"} if limit else {}
     if _number(record, "used_bytes"):
         found["cache_used"] = _gb(_number(record, "used_bytes"))
     if quota.get("exceeded"):

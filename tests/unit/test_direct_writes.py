@@ -203,7 +203,8 @@ def test_files_of_the_network_and_of_memory_are_not_even_asked(tmp_path: Path, m
 @pytest.mark.parametrize(
     ("change", "wanted"),
     [({}, True), ({"plan": None}, False), ({"plan": {"id": "p", "checkpoint": "off"}}, False),
-     ({"plan": {"id": "p"}}, False), ({"direct_writes": ["a"]}, False), ({"folders": {}}, False)],
+     ({"plan": {"id": "p"}}, False), ({"plan": {"id": "p"}, "checkpoints": {"used": True}}, True),
+     ({"direct_writes": ["a"]}, False), ({"folders": {}}, False)],
 )  # fmt: skip
 def test_only_jobs_with_checkpoints_and_a_cache_are_looked_at(tmp_path, change, wanted) -> None:
     job = record(tmp_path)

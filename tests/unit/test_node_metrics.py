@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import re
 import socket
+import threading
 import urllib.request
 from pathlib import Path
 
 import pytest
-from node_fakes import USER, settings
+from node_fakes import USER, settings, wait_for
 
-from crater_slurm.node import metrics
+from crater_slurm.node import metrics, metrics_page
 from crater_slurm.node.jobs import ENDED, JobRecord
-from crater_slurm.node.metrics import Page, families
+from crater_slurm.node.metrics import families
+from crater_slurm.node.metrics_page import Page
 from crater_slurm.node.services import Services
 from crater_slurm.node.totals import Pending, Totals
 
@@ -180,6 +182,34 @@ def test_the_page_is_served_and_ends(tmp_path: Path) -> None:
         page.stop()
     with socket.socket() as gone, pytest.raises(ConnectionRefusedError):
         gone.connect(("127.0.0.1", port))
+
+
+def test_callers_that_say_nothing_hold_up_neither_scrapes_nor_the_daemon(
+    tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr(metrics_page._Handler, "timeout", 0.2)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    page = Page(Services(settings(tmp_path, listen=f"127.0.0.1:{port}")))
+    page.start()
+    silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(50)]
+
+    def scraped() -> bool:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+                return b"crater_io_daemon_info" in answer.read()
+        except OSError:
+            return False
+
+    try:
+        threads = sum("process_request_thread" in t.name for t in threading.enumerate())
+        assert threads <= metrics_page._MOST_AT_ONCE
+        assert wait_for(scraped)
+    finally:
+        page.stop()
+        for one in silent:
+            one.close()
 
 
 @pytest.mark.parametrize("listen", ["", "nonsense", "127.0.0.1:99999", "300.1.1.1:9194"])

@@ -174,7 +174,7 @@ def test_a_plan_beats_the_sites_default_and_without_both_there_is_no_limit(tmp_p
     free = site.job("3")
     none.begin(free)
     assert free.quota["limit_bytes"] == 0
-    assert quota.described(free) == {"cache_limit": "none"}
+    assert quota.described(free) == {}
     assert none.allowance(free) == 0
 
 
