@@ -351,6 +351,7 @@ class Worker:
         steps.sort(key=lambda step: (step["flushed"], -step["step"]))
         counters = {
             **self.tools.counters,
+            "drain_seconds": round(self.tools.drain_seconds, 6),
             **self._services.counters(),
             "lanes": len(self._live_ranks()),
             "lane_bytes": self._budget.used,

@@ -37,6 +37,7 @@ class Step:
         self.followers: list[Save] = []
         self.finishing = False
         self.touched = 0.0
+        self.begun: float | None = None
         self.alone_since: float | None = None
 
     @property
@@ -120,6 +121,7 @@ class Steps:
         step = self.waiting.get(place.key)
         if step is None:
             step = Step(place.name, place.step, place.folder, place.local, place.world)
+            step.begun = self._tools.clock()
             self.waiting[place.key] = step
             self._leftovers.pop(place.folder, None)
             self._bound(place.name)
@@ -218,6 +220,8 @@ class Steps:
         self.errors.pop((step.name, step.step), None)
         self._tools.counters["saved"] += 1
         self._tools.counters["saved_bytes"] += manifest.size
+        if step.begun is not None:
+            self._tools.drain_seconds += self._tools.clock() - step.begun
         self.found(steps)
         for save in step.everybody():
             self._answer(save)

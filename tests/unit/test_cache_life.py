@@ -18,6 +18,7 @@ from crater_slurm.node.jobs import ENDED
 from crater_slurm.node.notices import Notices
 from crater_slurm.node.server import dispatch
 from crater_slurm.node.services import Roots, Services
+from crater_slurm.node.totals import NAMES
 from crater_slurm.slurm.live import Live
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="changes owners, so it needs root")
@@ -190,6 +191,11 @@ def test_workers_hear_what_their_jobs_may_still_save(tmp_path: Path) -> None:
         daemon.send({"op": "limits", "quota_bytes": 0})
         trainer.saved(trainer.save(3, data))
         assert content(folder, 3) == data
+        told = daemon.hear("state", idle=True)
+        while told["counters"].get("saved") != 2:
+            told = daemon.hear("state")
+        assert 0 < told["counters"]["drain_seconds"] < 60
+        assert set(told["counters"]) & set(NAMES) >= {"saved", "failed", "drained_bytes"}
 
 
 def test_a_new_worker_begins_with_what_its_job_may_hold(tmp_path: Path) -> None:
