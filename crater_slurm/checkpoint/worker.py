@@ -12,9 +12,11 @@ import select
 import socket
 import sys
 import traceback
+from collections.abc import Callable
 
-from crater_slurm.checkpoint import loop, syscalls
+from crater_slurm.checkpoint import loop, remote, syscalls
 from crater_slurm.checkpoint.loop import MakeServices, Worker
+from crater_slurm.checkpoint.onward import Onward
 from crater_slurm.checkpoint.services import Nothing, Services
 from crater_slurm.checkpoint.spec import Spec
 from crater_slurm.checkpoint.threads import Log
@@ -25,12 +27,12 @@ LISTENER_FD = 3
 _CONNECT_S = 30.0
 
 
-def no_services(_: Spec, __: object, ___: Log) -> Services:
-    """What a job has that keeps its checkpoints on the node."""
-    return Nothing()
+def default_services(spec: Spec, changed: Callable[[], None], log: Log) -> Services:
+    """What a job has beyond its node's cache: a destination and staged data, where it asked."""
+    return Onward(spec, changed, log) if spec.remote.url or spec.stage else Nothing()
 
 
-def main(make: MakeServices = no_services) -> int:
+def main(make: MakeServices = default_services) -> int:
     """Run until the job is over and all is done; the process's exit status."""
     code = 1
     try:
@@ -52,6 +54,8 @@ def _run(listener: socket.socket, make: MakeServices) -> int:
         print("checkpoint worker: nobody has connected", file=sys.stderr, flush=True)
         return 1
     connection, spec = found
+    for url in (spec.remote.url, *spec.stage):
+        remote.preload(url)
     syscalls.become(spec.user, spec.uid, spec.gid)
     syscalls.keep_secrets()
     Worker(spec, listener, connection, make).run()
