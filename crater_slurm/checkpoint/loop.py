@@ -272,6 +272,8 @@ class Worker:
     def _limit(self, message: dict[str, object]) -> None:
         if "ring_bytes" in message:
             self._budget.total = wire.whole(message, "ring_bytes", _MOST_BYTES)
+        if "quota_bytes" in message:
+            self.tools.room.quota_bytes = wire.whole(message, "quota_bytes", _MOST_BYTES)
         if "rate_bytes_s" in message:
             self.tools.drain.bucket.set_rate(wire.whole(message, "rate_bytes_s", _MOST_BYTES))
             self.tools.drain.wake()

@@ -37,6 +37,7 @@ class Report:
             del steps[len(steps) // 2 :]
         counters = {
             **self._tools.counters,
+            "drain_seconds": round(self._tools.drain_seconds, 6),
             **self._services.counters(),
             "lanes": sum(not lane.closed for lane in lanes),
             "lane_bytes": self._budget.used,

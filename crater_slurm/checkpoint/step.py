@@ -17,6 +17,7 @@ class Step:
         self.followers: list[Save] = []
         self.finishing = False
         self.touched = 0.0
+        self.begun = 0.0
         self.alone_since: float | None = None
 
     @property

@@ -88,6 +88,7 @@ class Steps:
         step = self.waiting.get(place.key)
         if step is None:
             step = Step(place.name, place.step, place.folder, place.local, place.world)
+            step.begun = self._tools.clock()
             self.waiting[place.key] = step
             self._leftovers.pop(place.folder, None)
             self._bound(place.name)
@@ -186,6 +187,7 @@ class Steps:
         self.errors.pop((step.name, step.step), None)
         self._tools.counters["saved"] += 1
         self._tools.counters["saved_bytes"] += manifest.size
+        self._tools.drain_seconds += self._tools.clock() - step.begun
         self.found(steps)
         for save in step.everybody():
             self._answer(save)

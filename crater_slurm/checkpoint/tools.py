@@ -90,6 +90,8 @@ class Tools:
     hashers: Pool
     log: Log
     counters: Counter[str] = field(default_factory=Counter)
+    #: From a part's first ``begin`` to its final name, of all parts.
+    drain_seconds: float = 0.0
     clock: Callable[[], float] = time.monotonic
     now: Callable[[], float] = time.time
 

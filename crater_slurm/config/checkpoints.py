@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
+from crater_slurm.config.direct_writes import DirectWrites
 from crater_slurm.config.section import OffIsAWord, Section
 
 _URL = r"^(s3|gs|az)://[A-Za-z0-9][A-Za-z0-9._-]{1,254}(/[A-Za-z0-9._=+@-]+)*$"
@@ -51,7 +52,7 @@ class Remote(Section):
     )
 
 
-class Checkpoints(Section):
+class Checkpoints(DirectWrites):
     """Checkpoints through crater-io-daemon. A job's own directives win, within these limits."""
 
     enabled: bool = Field(
@@ -110,12 +111,6 @@ class Checkpoints(Section):
         default=10,
         ge=0,
         description="A job is not requeued by its own request after so many times.",
-    )
-    quota_gb_per_job: float = Field(
-        default=0, ge=0, description="Most that a job's checkpoints take in the cache; 0: no limit."
-    )
-    quota_gb_per_user: float = Field(
-        default=0, ge=0, description="The same for all jobs of a user on the node; 0: no limit."
     )
     scope: Annotated[Literal["auto", "off"], OffIsAWord] = Field(
         default="auto",

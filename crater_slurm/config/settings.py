@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from crater_slurm.config.cache import Cache
 from crater_slurm.config.checkpoints import Checkpoints
 from crater_slurm.config.health import Health
 from crater_slurm.config.prediction import Prediction
@@ -111,41 +112,6 @@ class Plan(Section):
     )
 
 
-class Cache(Section):
-    """The node's NVMe cache: a mount that the admin made, or a device that already holds one."""
-
-    mount_point: Path = Field(
-        default=Path("/crater-cache"), description="Where the cache file system is mounted."
-    )
-    device: str | None = Field(
-        default=None,
-        pattern=r"^(/dev/disk/by-id/[^/\s]+|(UUID|LABEL)=[^/\s]+)$",
-        description="Mounted there when nothing is: a stable name (/dev/disk/by-id/..., UUID=..., "
-        "LABEL=...) of a device that holds a file system. Nothing is ever formatted.",
-    )
-    require_mount: bool = Field(
-        default=True,
-        description="Use the folder only if it is a mount point, never the system disk.",
-    )
-    size_gb: int | None = Field(
-        default=None, ge=1, description="Use at most this much; all when unset."
-    )
-    min_free_percent: float = Field(
-        default=2,
-        ge=0,
-        le=50,
-        description="Below this a job gets no new cache folders, and is told so.",
-    )
-    keep: Literal["remove", "keep_checkpoints"] = Field(
-        default="remove", description="What the end of a job leaves of its folders."
-    )
-    keep_checkpoints_hours: float = Field(
-        default=72,
-        gt=0,
-        description="With keep_checkpoints: older ones are removed, or they would fill the drive.",
-    )
-
-
 class Node(Section):
     """crater-io-daemon, on every node."""
 
@@ -162,6 +128,10 @@ class Node(Section):
     )
     cache: Cache = Cache()
     checkpoints: Checkpoints = Checkpoints()
+    listen: str = Field(
+        default="0.0.0.0:9194",
+        description="Address of crater-io-daemon's /metrics for Prometheus; empty: none.",
+    )
     memory_binding: Annotated[Literal["hard", "soft", "off"], OffIsAWord] = Field(
         default="hard",
         description="hard narrows cpuset.mems where the ledger shows that no job can be hurt and "

@@ -167,8 +167,9 @@ def write_crater(spec: LabSpec, folders: Folders) -> None:
         "slurm": {"conf": str(inside.slurm_conf), "bin_dir": str(inside.bin)},
         "filter": {"mode": spec.mode},
         "scheduler": {"refresh_seconds": 2},
-        # Nodes have more cores than the machine, so no cpuset could tell a job's cores.
-        "node": {"cpu_source": "slurm"},
+        # Nodes have more cores than the machine, so no cpuset could tell a job's cores. They
+        # share its network, so only one could have a port for metrics.
+        "node": {"cpu_source": "slurm", "listen": ""},
     }
     _merge(tree, spec.crater_conf)
     (folders.crater_etc / "crater.yaml").write_text(yaml.safe_dump(tree, sort_keys=False))

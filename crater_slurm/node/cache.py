@@ -18,9 +18,10 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from crater_slurm.config.settings import Cache as CacheSettings
+from crater_slurm.config.cache import Cache as CacheSettings
 from crater_slurm.node import mounts, safefs
 from crater_slurm.node.bounded import Bounded
+from crater_slurm.node.holdings import Holdings
 
 _log = logging.getLogger("crater.node.cache")
 
@@ -62,7 +63,7 @@ class Cache:
         self._bounded = Bounded()
         self._serial = itertools.count()
         self._mount_tried = -_MOUNT_RETRY_SECONDS
-        self._used_bytes = 0
+        self.holdings = Holdings(settings, mountinfo)
         self._stuck: set[str] = set()
         self._sweeping = threading.Lock()
 
@@ -87,11 +88,17 @@ class Cache:
         except OSError as error:
             return Folders(problem=f"the cache can't be written: {error.strerror}")
 
-    def release(self, cluster: str, job_id: str, kinds: Iterable[str] = KINDS) -> bool:
+    def release(
+        self,
+        cluster: str,
+        job_id: str,
+        kinds: Iterable[str] = KINDS,
+        patience: float = _PATIENCE_SECONDS,
+    ) -> bool:
         """Set a job's folders aside; False when that has to be tried again. Never raises."""
         try:
             return self._bounded.call(
-                lambda: self._release(cluster, job_id, tuple(kinds)), _PATIENCE_SECONDS
+                lambda: self._release(cluster, job_id, tuple(kinds)), patience
             )
         except (OSError, TimeoutError, safefs.UnsafeError, CacheProblemError) as error:
             _log.warning("cache: couldn't remove the folders of job %s: %s", job_id, error)
@@ -99,11 +106,7 @@ class Cache:
 
     def free_gb(self) -> float:
         """GB (10^9 bytes) that are free for users, 0 when there is no cache."""
-        try:
-            status = os.statvfs(self._settings.mount_point)
-        except OSError:
-            return 0.0
-        return status.f_bavail * status.f_frsize / 1e9
+        return self.holdings.room().free_bytes / 1e9
 
     def device_number(self) -> int | None:
         """The device that holds the cache, as the kernel numbers it; None when there is none."""
@@ -128,17 +131,7 @@ class Cache:
 
     def measure(self) -> None:
         """Count what the cache holds, where the file system can't tell because it is shared."""
-        if self._settings.size_gb is None or mounts.find_mount(
-            self._settings.mount_point, self._mountinfo()
-        ):
-            return
-        used = 0
-        for kind in KINDS:
-            for folder, _, files in os.walk(self._settings.mount_point / kind):
-                for name in files:
-                    with contextlib.suppress(OSError):
-                        used += os.lstat(f"{folder}/{name}").st_blocks * 512
-        self._used_bytes = used
+        self.holdings.measure(KINDS)
 
     def sweep(self) -> None:
         """Delete what is in the trash. May take long; only one sweep runs at a time."""
@@ -164,9 +157,11 @@ class Cache:
             except OSError as error:
                 whole, reason = False, str(error.strerror)
             if whole:
+                self.holdings.deleted(name)
                 self._stuck.discard(name)
                 progress = True
             elif name not in self._stuck:
+                self.holdings.deleted(name)
                 self._stuck.add(name)
                 _log.warning("cache: couldn't delete %s in the trash: %s", name, reason)
         return progress and bool(set(os.listdir(trash)) - self._stuck)
@@ -181,16 +176,13 @@ class Cache:
 
     def _check_room(self, root: int) -> None:
         status = os.statvfs(root)
-        free_percent = 100 * status.f_bavail / max(1, status.f_blocks)
+        room, size_gb = self.holdings.room_of(status), self._settings.size_gb
+        drive = 100 * (status.f_bavail * status.f_frsize + self.holdings.trash_bytes)
+        free_percent = drive / max(1, status.f_blocks * status.f_frsize)
         if free_percent < self._settings.min_free_percent:
             raise CacheProblemError(f"the cache is full, {free_percent:.1f} % are free")
-        size_gb = self._settings.size_gb
-        if size_gb is not None:
-            used = self._used_bytes
-            if mounts.find_mount(self._settings.mount_point, self._mountinfo()):
-                used = (status.f_blocks - status.f_bfree) * status.f_frsize
-            if used >= size_gb * 10**9:
-                raise CacheProblemError(f"the cache holds its {size_gb} GB already")
+        if size_gb is not None and room.free_bytes == 0:
+            raise CacheProblemError(f"the cache holds its {size_gb} GB already")
 
     def _check_root(self, root: int) -> None:
         status = os.fstat(root)
@@ -248,3 +240,4 @@ class Cache:
         if safefs.exists(parent, job_id):
             name = f"{kind}.{cluster}.{job_id}.{time.time_ns()}.{next(self._serial)}"
             os.rename(job_id, name, src_dir_fd=parent, dst_dir_fd=trash)
+            self.holdings.set_aside(cluster, job_id, kind, name)

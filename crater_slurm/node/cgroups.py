@@ -101,6 +101,10 @@ class Tree:
             if path.name != "system"
         ]
 
+    def job_names(self) -> set[str]:
+        """Names of the cgroups of every job on the machine."""
+        return {path.name for scope in self.scopes() for path in _folders(scope)}
+
     def place(self, cgroup: str) -> Place | None:
         """Place of a task by its path in /proc/PID/cgroup; None outside a Slurm task."""
         match = _TASK.match(cgroup)

@@ -32,7 +32,9 @@ class JobRecord:
     to its NUMA nodes (for good, once decided), ``memory_mib`` its last sample per NUMA node,
     ``exit_code`` Slurm's code:signal of its end, empty until an Epilog told it, ``checkpoints``
     what its worker says of them (checkpoints_state), ``facts`` what only slurmctld knows of it
-    (name, array job, array task), ``nodes`` its host list."""
+    (name, array job, array task), ``nodes`` its host list, ``quota`` what it may hold and holds in
+    the cache (quota.py), ``direct_writes`` the large files that it was seen to write elsewhere on
+    this node."""
 
     job_id: str
     uid: int
@@ -60,6 +62,8 @@ class JobRecord:
     nodes: str = ""
     facts: dict[str, str] = field(default_factory=dict)
     checkpoints: dict[str, Any] = field(default_factory=dict)
+    quota: dict[str, Any] = field(default_factory=dict)
+    direct_writes: list[str] = field(default_factory=list)
 
     @property
     def run(self) -> str:
@@ -93,6 +97,8 @@ _KINDS: dict[str, type] = {
     "gpus": list,
     "memory_mib": dict,
     "exit_code": str,
+    "quota": dict,
+    "direct_writes": list,
     "restarts": int,
     "user": str,
     "nodes": str,
@@ -164,12 +170,30 @@ class JobStore:
     @contextlib.contextmanager
     def exclusive(self, job_id: str) -> Iterator[None]:
         """Only one hook at a time works on a job: a cancelled job's Epilog meets its Prolog."""
+        with self._entered(job_id) as lock, lock:
+            yield
+
+    @contextlib.contextmanager
+    def attempt(self, job_id: str) -> Iterator[bool]:
+        """The same without waiting: False when another works on the job, who then goes first.
+
+        For whoever works on a job already, and would otherwise wait for one that waits for it.
+        """
+        with self._entered(job_id) as lock:
+            got = lock.acquire(blocking=False)
+            try:
+                yield got
+            finally:
+                if got:
+                    lock.release()
+
+    @contextlib.contextmanager
+    def _entered(self, job_id: str) -> Iterator[threading.RLock]:
         with self._lock:
             lock, users = self._busy.get(job_id, (threading.RLock(), 0))
             self._busy[job_id] = (lock, users + 1)
         try:
-            with lock:
-                yield
+            yield lock
         finally:
             with self._lock:
                 lock, users = self._busy.pop(job_id)

@@ -15,7 +15,7 @@ from pathlib import Path
 from crater_slurm import __version__, systemd
 from crater_slurm.config.load import load
 from crater_slurm.errors import CraterError
-from crater_slurm.node import job_path, lifecycle, observe, upkeep
+from crater_slurm.node import job_path, lifecycle, metrics_page, observe, upkeep
 from crater_slurm.node.request import Answer, Request
 from crater_slurm.node.rings import Rings
 from crater_slurm.node.server import Server, dispatch
@@ -31,15 +31,17 @@ class Daemon:
 
     def __init__(self, services: Services) -> None:
         self.services = services
-        self._memory, self._cache = upkeep.loops(services)
+        self._memory, self._cache, self._space = upkeep.loops(services)
         self._observer: observe.Observer | None = None
         if services.settings.node.observe:
             self._observer = observe.Observer(services, services.observed)
             seconds = services.settings.node.sample_seconds
             self._observe = upkeep.Loop("observe", seconds, self._observer.round)
         self._workers = Workers(services)
+        services.life.on_allowance = self._workers.allow
         self._rings = Rings(services, self._workers)
         self._server = Server(services.settings.node.socket, self._handle)
+        self._metrics = metrics_page.Page(services, self._workers.count)
         self._watcher = Watcher(services.settings.node.cgroup_root, services.binder.reconcile)
 
     def start(self) -> None:
@@ -57,6 +59,7 @@ class Daemon:
             self._watcher.start()
         self._memory.start()
         self._cache.start()
+        self._space.start()
         if self._observer:
             self._observe.start()
         if services.settings.node.checkpoints.enabled:
@@ -65,8 +68,10 @@ class Daemon:
         if services.settings.node.checkpoints.enabled:
             self._rings.start()
         self._server.start()
+        self._metrics.start()
 
     def stop(self) -> None:
+        self._metrics.stop()
         self._server.stop()
         if self.services.settings.node.checkpoints.enabled:
             self._rings.stop()
@@ -76,6 +81,7 @@ class Daemon:
             self.services.binder.release()
         self._memory.stop()
         self._cache.stop()
+        self._space.stop()
         if self._observer and self._observe.stop():
             self._observer.close()
         if self.services.observed:

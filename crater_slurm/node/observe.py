@@ -14,8 +14,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from crater_slurm.node import direct_writes
 from crater_slurm.node.gpu_share import GpuShare, Holder, Owners, shares
-from crater_slurm.node.job_io import IoMeter
+from crater_slurm.node.job_io import IoMeter, processes
 from crater_slurm.node.jobs import PREPARED, JobRecord
 from crater_slurm.node.peaks import Mean, Peaks, PeakStore, Sample
 from crater_slurm.node.services import Services
@@ -48,6 +49,9 @@ class Observer:
         self._io = IoMeter(services.roots.proc, services.roots.sys)
         self._next = 0.0
         self._gpu_problem = ""
+        self.direct_writes = direct_writes.DirectWriteWatch(
+            services.settings.node.checkpoints, services.roots.proc
+        )
 
     def round(self) -> None:
         """Report jobs that ended, and look at the others when it is time to."""
@@ -77,6 +81,7 @@ class Observer:
             if record is None or record.started != peaks.started:
                 self._report_end(peaks)
         self._io.keep(running)
+        self.direct_writes.keep(running)
         return running
 
     def _look(self, running: Mapping[str, JobRecord]) -> None:
@@ -86,6 +91,8 @@ class Observer:
         reporting = self._spool is not None and not self._spool.waits()
         for record in running.values():
             folder = _folder(record, scopes)
+            if folder is not None and self.direct_writes.wanted(record):
+                self._look_for_direct_writes(record, folder)
             own = shares(gpus, self._holder(record, running), owners) if gpus else ()
             if folder is not None or own:
                 peaks = self._take(record, folder, own)
@@ -93,6 +100,21 @@ class Observer:
                     self._send(_report(peaks, peaks.time, ended=False))
                     peaks.recent = Mean()
                 self._peaks.save(peaks)
+
+    def _look_for_direct_writes(self, record: JobRecord, folder: Path) -> None:
+        files = self.direct_writes.look(record, processes(folder))
+        if not files:
+            return
+        services = self._services
+        with services.store.exclusive(record.job_id):
+            if services.store.get(record.job_id) is not record:
+                return
+            record.direct_writes = files
+            services.store.save(record)
+        _log.info("observe: job %s writes beside its cache: %s", record.job_id, "; ".join(files))
+        services.life.direct_writers += 1
+        services.life.notices.tell(record.job_id, direct_writes.sentence(files))
+        services.report(record, "task")
 
     def _send(self, report: dict[str, Any]) -> None:
         if self._spool is not None:

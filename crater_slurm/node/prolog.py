@@ -33,7 +33,7 @@ def prolog(services: Services, request: Request) -> Answer:
         _judge_plan(services, request, record)
         if before and _is_same_run(before, record):
             record.soft, record.grant, record.told = before.soft, before.grant, before.told
-            record.started = before.started
+            record.started, record.direct_writes = before.started, before.direct_writes
             record.checkpoints, record.facts = before.checkpoints, before.facts
         else:
             record.checkpoints = checkpoints_state.begin(record, before)
@@ -93,10 +93,12 @@ def _prepare(services: Services, record: JobRecord, before: JobRecord | None) ->
         keep: tuple[str, ...] = ("checkpoint",) if record.restarts else ()
         if before and _is_same_run(before, record):
             keep = cache.KINDS
+        services.life.make_room(record)
         folders = services.cache.prepare(
             record.cluster, record.job_id, record.uid, record.gid, keep
         )
         record.folders, record.cache_problem = folders.paths, folders.problem
+        services.life.begin(record, before)
         if folders.fault in services.settings.node.drain_on:
             answer.exit = FAULT_EXITS[folders.fault]
     elif before:

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from crater_slurm.config.settings import Settings
-from crater_slurm.node import blockdev, cgroups, checkpoints_state, proc
+from crater_slurm.node import blockdev, cgroups, checkpoints_state, proc, quota
 from crater_slurm.node.admission import KeyRing
 from crater_slurm.node.binding import Binder
 from crater_slurm.node.cache import Cache
+from crater_slurm.node.cache_life import CacheLife
 from crater_slurm.node.gpus import GpuFacts
 from crater_slurm.node.jobs import JobRecord, JobStore
 from crater_slurm.node.marks import Marks
@@ -73,6 +74,8 @@ class Services:
         self.slurm_cpus = SlurmCpus(settings.slurm)
         self.topology = Topology.read(self.roots.sys)
         self.tree = cgroups.Tree(node.cgroup_root)
+        self.life = CacheLife(settings, self.store, self.cache, self.tree)
+        self.life.on_quota.append(lambda record, _: self.report(record, "task"))
         self.binder = Binder(
             self.tree,
             self.topology,
@@ -96,6 +99,9 @@ class Services:
         if self.spool is not None:
             grant = dict(record.grant)
             grant |= {"folders": record.folders, "cache_problem": record.cache_problem}
+            grant |= quota.described(record)
+            if record.direct_writes:
+                grant["direct_writes"] = record.direct_writes
             if checkpoints := checkpoints_state.summary(record):
                 grant["checkpoints"] = checkpoints
             if record.plan_problem:
@@ -154,3 +160,4 @@ class Services:
         kinds = [kind for kind in record.folders if kind != "checkpoint" or not stays]
         if not kinds or self.cache.release(record.cluster, record.job_id, kinds):
             record.folders = {k: v for k, v in record.folders.items() if k not in kinds}
+            self.life.end(record)

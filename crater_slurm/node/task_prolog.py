@@ -90,6 +90,8 @@ def _tell(services: Services, record: JobRecord, answer: Answer) -> Answer:
         _print(answer, f"this job runs without its plan: {record.plan_problem}")
     if record.cache_problem:
         _print(answer, f"no local cache for this job: {record.cache_problem}")
+    if exceeded := record.quota.get("exceeded"):
+        _print(answer, f"{exceeded}; no more checkpoints are taken until it holds less")
     plan = record.parsed_plan
     if worker_spec.offered(services, record) and (
         problem := worker_spec.destination(services, record).problem

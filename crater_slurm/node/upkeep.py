@@ -1,6 +1,6 @@
 """What the daemon does by itself: read memory use, tidy records, mount and sweep the cache.
 
-Two threads, because a dying drive may hold one of them for ever, and memory must be watched on.
+Three threads, because a dying drive may hold two of them for ever, and memory must be watched on.
 """
 
 from __future__ import annotations
@@ -119,16 +119,20 @@ def _age(services: Services, record: JobRecord) -> None:
             _log.info("upkeep: removing the kept checkpoints of job %s", record.job_id)
             if services.cache.release(record.cluster, record.job_id, record.folders):
                 record.folders = {}
+                services.life.end(record)
         if record.folders != before:
             services.store.save(record)
     if not record.folders and hours >= node.keep_jobs_days * 24:
         services.store.forget(record.job_id)
 
 
-def loops(services: Services) -> tuple[Loop, Loop]:
-    """The two loops, not yet started; the second one is to be woken when a job has ended."""
+def loops(services: Services) -> tuple[Loop, Loop, Loop]:
+    """The loops, not yet started; the second one is to be woken when a job has ended."""
     seconds = services.settings.node.sample_seconds
+    cache = Loop("cache", _CACHE_SECONDS, lambda: tidy(services))
+    services.life.wake = cache.wake
     return (
         Loop("memory", seconds, lambda: watch_memory(services)),
-        Loop("cache", _CACHE_SECONDS, lambda: tidy(services)),
+        cache,
+        Loop("space", services.life.seconds, services.life.round),
     )

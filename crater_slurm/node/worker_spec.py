@@ -129,7 +129,7 @@ def build(services: Services, record: JobRecord, place: Destination) -> Spec:
         engine=settings.engine,
         policy=settings.policy,
         rate_bytes_s=int(settings.rate_mb_s * 10**6),
-        quota_bytes=int(settings.quota_gb_per_job * 10**9),
+        quota_bytes=services.life.quotas.allowance(record),
         keep_last=(plan.checkpoint_keep if plan else 0) or settings.keep_last,
         keep_every=(plan.checkpoint_keep_every if plan else 0) or settings.keep_every,
         remote=_remote(place),

@@ -99,6 +99,17 @@ class Workers:
         finally:
             slot.lock.release()
 
+    def count(self) -> int:
+        """How many workers are connected."""
+        return sum(slot.worker is not None for slot in self._all().values())
+
+    def allow(self, job_id: str, quota_bytes: int) -> None:
+        """Tell a job's worker what its checkpoints may hold from now on; 0 is no limit."""
+        found = self._slot(job_id).worker
+        if found is not None:
+            with contextlib.suppress(WorkerError):
+                found.send({"op": "limits", "quota_bytes": quota_bytes})
+
     def ask(self, job_id: str, message: Mapping[str, object], seconds: float) -> dict[str, Any]:
         """A job's worker's answer to a question. Raises WorkerError when there is none."""
         worker_ = self._slot(job_id).worker

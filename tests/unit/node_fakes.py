@@ -60,6 +60,7 @@ def settings(folder: Path, **node) -> Settings:
                 "profile": folder / "profile.json",
                 "cgroup_root": folder / "cgroup",
                 "report": False,
+                "listen": "",
                 "cache": cache,
                 **node,
             },

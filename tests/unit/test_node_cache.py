@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from node_fakes import USER, as_user
 
-from crater_slurm.config.settings import Cache as CacheSettings
+from crater_slurm.config.cache import Cache as CacheSettings
 from crater_slurm.errors import ConfigError
 from crater_slurm.node import cache, mounts, safefs
 from crater_slurm.node.bounded import Bounded
@@ -229,7 +229,7 @@ def unshared(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 _REMOVE_WITH_MOUNT = """
 import subprocess, sys
 from pathlib import Path
-from crater_slurm.config.settings import Cache as Settings
+from crater_slurm.config.cache import Cache as Settings
 from crater_slurm.node.cache import Cache
 base, victim = Path(sys.argv[1]), Path(sys.argv[2])
 cache = Cache(Settings(mount_point=base, require_mount=False, min_free_percent=0))

@@ -31,7 +31,7 @@ def config(tmp_path: Path) -> Path:
     path = tmp_path / "crater.yaml"
     node = {
         "socket": str(tmp_path / "run/node.sock"), "state_dir": str(tmp_path / "state"),
-        "cgroup_root": str(tmp_path / "cgroup"), "report": False,
+        "cgroup_root": str(tmp_path / "cgroup"), "report": False, "listen": "",
         "cache": {
             "mount_point": str(tmp_path / "cache"), "require_mount": False, "min_free_percent": 0,
         },
