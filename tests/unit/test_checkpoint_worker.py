@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -359,14 +361,19 @@ def switches(pid: int) -> int:
     return total
 
 
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A checkpoint folder that other users can reach; pytest's own can't be."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
+        os.chmod(name, 0o755)
+        (Path(name) / "ckpt").mkdir()
+        yield Path(name) / "ckpt"
+
+
 @root
-def test_it_becomes_the_user_and_its_memory_is_nobody_s(tmp_path: Path, folder: Path) -> None:
-    os.chmod(tmp_path, 0o755)
-    for above in list(tmp_path.parents)[:3]:
-        if above.name.startswith("pytest"):
-            os.chmod(above, 0o755)
-    os.chown(folder, NOBODY, NOBODY)
-    with running(tmp_path, a_spec(folder, uid=NOBODY, gid=NOBODY, user="nobody")) as daemon:
+def test_it_becomes_the_user_and_its_memory_is_nobody_s(tmp_path: Path, open_folder: Path) -> None:
+    os.chown(open_folder, NOBODY, NOBODY)
+    with running(tmp_path, a_spec(open_folder, uid=NOBODY, gid=NOBODY, user="nobody")) as daemon:
         trainer = Trainer(daemon)
         trainer.saved(trainer.save(1, b"mine"))
         assert daemon.process is not None
@@ -379,22 +386,20 @@ def test_it_becomes_the_user_and_its_memory_is_nobody_s(tmp_path: Path, folder: 
         code = f"import os; os.setgid({NOBODY}); os.setuid({NOBODY}); open('/proc/{daemon.process.pid}/environ', 'rb').read()"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         assert "PermissionError" in done.stderr
-    path = folder / "step-000000001" / "rank-00000.safetensors"
+    path = open_folder / "step-000000001" / "rank-00000.safetensors"
     assert (path.stat().st_uid, path.stat().st_mode & 0o777) == (NOBODY, 0o600)
     assert path.parent.stat().st_mode & 0o777 == 0o700
 
 
 @root
-def test_another_user_s_folder_is_not_written_to(tmp_path: Path, folder: Path) -> None:
-    os.chmod(tmp_path, 0o755)
-    for above in list(tmp_path.parents)[:3]:
-        if above.name.startswith("pytest"):
-            os.chmod(above, 0o755)
-    with running(tmp_path, a_spec(folder, uid=NOBODY, gid=NOBODY, user="nobody")) as daemon:
+def test_another_user_s_folder_is_not_written_to(tmp_path: Path, open_folder: Path) -> None:
+    with running(tmp_path, a_spec(open_folder, uid=NOBODY, gid=NOBODY, user="nobody")) as daemon:
         trainer = Trainer(daemon)
         number = trainer.save(1, b"mine")
         error = trainer.hear("failed", save=number)["error"]
-        assert error.startswith(f"step 1 of rank 0 is not saved: you may not write to {folder}")
+        assert error.startswith(
+            f"step 1 of rank 0 is not saved: you may not write to {open_folder}"
+        )
 
 
 def test_without_a_daemon_it_does_not_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
