@@ -66,7 +66,7 @@ class Server:
         self._await()
 
     def _await(self) -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 180
         while True:
             try:
                 self.client.create_bucket(Bucket="ready")
