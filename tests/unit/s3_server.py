@@ -7,6 +7,7 @@ import http.client
 import http.server
 import json
 import random
+import re
 import shutil
 import socket
 import subprocess
@@ -54,9 +55,15 @@ class Server:
             [
                 *(weed, "server", f"-dir={folder / 'data'}", "-ip=127.0.0.1"),
                 *("-ip.bind=127.0.0.1", f"-master.port={ports[0]}", f"-volume.port={ports[1]}"),
-                *("-filer", f"-filer.port={ports[2]}", "-s3", f"-s3.port={self.port}"),
-                *(f"-s3.config={folder / 's3.json'}", "-volume.max=100"),
-                *("-master.volumeSizeLimitMB=128", "-s3.port.iceberg=0", "-master.telemetry=false"),
+                *(
+                    "-filer",
+                    f"-filer.port={ports[2]}",
+                    "-s3",
+                    "-s3.autoCreateBucket=false",
+                    f"-s3.port={self.port}",
+                ),
+                *(f"-s3.config={folder / 's3.json'}", "-volume.max=3000"),
+                *("-master.volumeSizeLimitMB=64", "-s3.port.iceberg=0", "-master.telemetry=false"),
             ],
             stdout=self._log,
             stderr=subprocess.STDOUT,
@@ -66,7 +73,7 @@ class Server:
         self._await()
 
     def _await(self) -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 180
         while True:
             try:
                 self.client.create_bucket(Bucket="ready")
@@ -210,16 +217,19 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     ) -> None:
         if kind == "corrupt_answer" and data:
             data[value % len(data)] ^= 1
+        if kind == "no_checksum":
+            data = bytearray(re.sub(rb"<Checksum(CRC32|Type)>.*?</Checksum\1>", b"", bytes(data)))
         self.send_response(answer.status)
         for name, text in answer.headers.items():
             hidden = kind == "no_checksum" and name.lower().startswith("x-amz-checksum")
             if (
-                name.lower() not in ("transfer-encoding", "connection", "date", "server")
+                name.lower()
+                not in ("transfer-encoding", "content-length", "connection", "date", "server")
                 and not hidden
             ):
                 self.send_header(name, text)
-        if "Content-Length" not in answer.headers:
-            self.send_header("Content-Length", str(len(data)))
+        head = self.command == "HEAD" and answer.headers.get("Content-Length")
+        self.send_header("Content-Length", head or str(len(data)))
         self.end_headers()
         if self.command != "HEAD":
             if kind == "answer_cut":

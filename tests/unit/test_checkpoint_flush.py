@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -429,7 +430,9 @@ print("idle", flush=True)
 """
 
 
-def killed_at_random(job: Spec, rounds: int, seed: int) -> None:
+def killed_at_random(
+    job: Spec, rounds: int, seed: int, check: Callable[[], None] = lambda: None
+) -> None:
     """Kill a flushing process again and again at random moments, then let one finish."""
     chance = random.Random(seed)
     for number in range(rounds + 1):
@@ -452,6 +455,7 @@ def killed_at_random(job: Spec, rounds: int, seed: int) -> None:
             time.sleep(chance.uniform(0, 0.5))
             process.send_signal(signal.SIGKILL)
             process.wait()
+            check()
         process.stdout.close()
 
 
@@ -467,10 +471,7 @@ def test_killed_at_any_moment_a_flush_to_a_folder_goes_on_and_nothing_half_has_a
     for number in (10, 20):
         folder, _ = make_step(cache, number, {0: 40 * MIB, 1: 17 * MIB + 3})
         steps[Path(folder).name] = content(folder)
-    job = spec(cache, str(away))
-    for seed in range(4):
-        killed_at_random(job, 2, seed) if seed == 3 else None
-        no_half_step(away, steps) if away.exists() else None
+    killed_at_random(spec(cache, str(away)), 6, 3, lambda: no_half_step(away, steps))
     assert {p.name: content(p) for p in away.glob("step-*")} == steps
     assert not list(away.rglob("*.partial"))
 

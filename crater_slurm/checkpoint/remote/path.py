@@ -14,7 +14,7 @@ import stat
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from crater_slurm.checkpoint import checksum
+from crater_slurm.checkpoint.remote import files
 from crater_slurm.checkpoint.remote.retry import Patience
 from crater_slurm.checkpoint.remote.store import (
     Listed,
@@ -34,10 +34,8 @@ OPTIONS = {
     "verify": "auto, read_back",
 }
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-_FILE_MODE, _FOLDER_MODE = 0o640, 0o750
+_FOLDER_MODE = 0o750
 _SYNC_BYTES = 256 << 20
-_MOST_TEXT = 64 << 20
 _LASTING = {
     errno.EROFS: "it is read-only",
     errno.EACCES: "access denied",
@@ -101,10 +99,10 @@ class PathStore:
         def work() -> None:
             with self._step(step, create=True) as folder:
                 partial = layout.partial_name(name)
-                fd = _open_own(partial, folder)
+                fd = files.open_own(partial, folder)
                 try:
                     self._copy(source, fd, entry, transfer)
-                    _sync(fd, partial, folder)
+                    files.sync(fd, partial, folder)
                     if self._read_back:
                         self._compare(fd, entry, key)
                 finally:
@@ -115,7 +113,7 @@ class PathStore:
         self._do(work, f"write {key}")
 
     def _copy(self, source: Source, fd: int, entry: layout.FileEntry, transfer: Transfer) -> None:
-        at = _agreed(fd, entry)
+        at = files.agreed(fd, entry)
         os.ftruncate(fd, at)
         transfer.progress(at)
         unsynced = 0
@@ -124,7 +122,7 @@ class PathStore:
                 continue
             transfer.check()
             transfer.limiter.take(count)
-            _write(fd, source.read(start, count), start)
+            files.write(fd, source.read(start, count), start)
             transfer.progress(count)
             unsynced += count
             if unsynced >= _SYNC_BYTES:  # so that dirty pages of others don't wait behind ours
@@ -134,7 +132,7 @@ class PathStore:
 
     def _compare(self, fd: int, entry: layout.FileEntry, key: str) -> None:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        at = _agreed(fd, entry)
+        at = files.agreed(fd, entry)
         if at != entry.size:
             os.ftruncate(fd, 0)
             raise RemoteError(f"{self._root}: {key} differs after byte {at} when read back.")
@@ -144,10 +142,10 @@ class PathStore:
 
         def work() -> None:
             with self._step(step, create=True) as folder:
-                _put_partial(name, text, folder)
+                files.put_partial(name, text, folder)
                 os.rename(layout.partial_name(name), name, src_dir_fd=folder, dst_dir_fd=folder)
                 os.fsync(folder)
-                if _get_text(name, folder) != text:
+                if files.get_text(name, folder) != text:
                     raise RemoteError(f"{self._root}: {key} differs when read back.")
 
         self._do(work, f"write {key}")
@@ -159,14 +157,14 @@ class PathStore:
             with self._step(step, create=True) as folder:
                 # A name of its own, since other nodes of the job may do the same now.
                 temporary = f".{name}.{os.uname().nodename[:64]}.{os.getpid()}.partial"
-                _put_partial(name, text, folder, temporary)
+                files.put_partial(name, text, folder, temporary)
                 try:
                     with contextlib.suppress(FileExistsError):
                         os.link(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
                 finally:
                     os.unlink(temporary, dir_fd=folder)
                 os.fsync(folder)
-                return _get_text(name, folder)
+                return files.get_text(name, folder)
 
         return self._do(work, f"write {key}")
 
@@ -175,7 +173,7 @@ class PathStore:
 
         def work() -> str:
             with self._step(step) as folder:
-                return _get_text(name, folder)
+                return files.get_text(name, folder)
 
         return self._or(work, None, f"read {key}")
 
@@ -184,9 +182,9 @@ class PathStore:
 
         def work() -> None:
             with self._step(step) as folder:
-                fd = os.open(name, os.O_RDONLY | _FILE, dir_fd=folder)
+                fd = os.open(name, os.O_RDONLY | files.FLAGS, dir_fd=folder)
                 try:
-                    if _read(fd, start, into) != len(into):
+                    if files.read(fd, start, into) != len(into):
                         raise RemoteError(f"{self._root}: {key} ends early.", lasting=True)
                 finally:
                     os.close(fd)
@@ -295,73 +293,3 @@ class PathStore:
             lasting=number in _LASTING,
             missing=number == errno.ENOENT,
         )
-
-
-def _open_own(name: str, folder: int) -> int:
-    """A file of our own to write, made or gone on with; raises OSError or RemoteError."""
-    fd = os.open(name, os.O_RDWR | os.O_CREAT | _FILE, _FILE_MODE, dir_fd=folder)
-    status = os.fstat(fd)
-    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_nlink != 1:
-        os.close(fd)
-        raise RemoteError(
-            f"{name} is there already and is no plain file of uid {os.geteuid()} alone "
-            f"(uid {status.st_uid}, {status.st_nlink} names); remove it.",
-            lasting=True,
-        )
-    return fd
-
-
-def _put_partial(name: str, text: str, folder: int, temporary: str = "") -> None:
-    partial = temporary or layout.partial_name(name)
-    fd = _open_own(partial, folder)
-    try:
-        os.ftruncate(fd, 0)
-        _write(fd, text.encode(), 0)
-        _sync(fd, partial, folder)
-    finally:
-        os.close(fd)
-
-
-def _get_text(name: str, folder: int) -> str:
-    fd = os.open(name, os.O_RDONLY | _FILE, dir_fd=folder)
-    with os.fdopen(fd, "rb") as file:
-        return file.read(_MOST_TEXT).decode("utf-8", "replace")
-
-
-def _sync(fd: int, name: str, folder: int) -> None:
-    try:
-        os.fsync(fd)
-    except OSError:
-        # The kernel may have dropped pages that it still shows: none of the file can be trusted.
-        with contextlib.suppress(OSError):
-            os.unlink(name, dir_fd=folder)
-        raise
-
-
-def _agreed(fd: int, entry: layout.FileEntry) -> int:
-    """How many bytes from the file's beginning are what the manifest says, in whole chunks."""
-    size = os.fstat(fd).st_size
-    buffer = memoryview(bytearray(min(layout.CHUNK_BYTES, max(1, min(size, entry.size)))))
-    for start, count in pieces(entry.size, layout.CHUNK_BYTES):
-        if start + count > size or _read(fd, start, buffer[:count]) != count:
-            return start
-        if checksum.wrong_chunk(entry, start, buffer[:count]) is not None:
-            return start
-    return entry.size
-
-
-def _read(fd: int, start: int, into: memoryview) -> int:
-    got = 0
-    while got < len(into):
-        count = os.preadv(fd, [into[got:]], start + got)
-        if not count:
-            break
-        got += count
-    return got
-
-
-def _write(fd: int, data: bytes | bytearray, start: int) -> None:
-    view = memoryview(data)
-    done = 0
-    while done < len(view):
-        done += os.pwrite(fd, view[done:], start + done)
