@@ -13,7 +13,7 @@ import socket
 import sys
 import traceback
 
-from crater_slurm.checkpoint import loop, syscalls
+from crater_slurm.checkpoint import control, syscalls
 from crater_slurm.checkpoint.loop import MakeServices, Worker
 from crater_slurm.checkpoint.services import Nothing, Services
 from crater_slurm.checkpoint.spec import Spec
@@ -62,7 +62,7 @@ def _first(listener: socket.socket) -> tuple[socket.socket, Spec] | None:
     """The daemon's first connection and the spec that it sends; None when nobody comes."""
     while select.select([listener], [], [], _CONNECT_S)[0]:
         connection, _ = listener.accept()
-        if not loop.trusted(connection):
+        if not control.trusted(connection):
             connection.close()
             continue
         connection.settimeout(_CONNECT_S)
