@@ -105,6 +105,10 @@ class Image:
 
     def _within(self, at: int, nbytes: int) -> Iterator[tuple[Segment, int, int]]:
         """Segments of a range, with the first byte of each that belongs to it and how many."""
+        if at == 0 and nbytes == self.size:
+            for segment in self.segments:
+                yield segment, 0, segment.nbytes
+            return
         first = max(0, bisect.bisect_right(self.starts, at) - 1)
         for index in range(first, len(self.segments)):
             segment = self.segments[index]

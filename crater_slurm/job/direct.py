@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from crater_slurm.job import layout
 from crater_slurm.job.copying import Image, cpu_count, pointer_of, start_threads
-from crater_slurm.job.unpack import crc32
+from crater_slurm.job.tensorfile import crc32
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

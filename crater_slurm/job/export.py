@@ -9,7 +9,8 @@ import sys
 
 from crater_slurm.job import layout
 from crater_slurm.job.find import Found, look, newest_first, scan
-from crater_slurm.job.unpack import DamagedError, crc32, read_state
+from crater_slurm.job.tensorfile import DamagedError, crc32
+from crater_slurm.job.unpack import read_state
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

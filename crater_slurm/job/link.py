@@ -10,11 +10,11 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import struct
 import threading
 import time
 
 from crater_slurm.job import wire
+from crater_slurm.job.contact import connect
 from crater_slurm.job.copying import Image, Segment, cpu_count
 from crater_slurm.job.lane import Lane, prefault, register, rounded
 from crater_slurm.job.layout import ALIGN
@@ -25,13 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-OPEN_SECONDS = 5.0
 GRACE_SECONDS = 20.0
 _MOST_LANE = 1 << 50
 #: A worker that understands nothing of what it is told is done without.
 _MOST_MISTAKES = 5
-#: struct timeval: a worker that has stopped reading counts as lost after 10 s.
-_SEND_TIMEOUT = struct.pack("ll", 10, 0)
 
 
 class Announced:
@@ -48,34 +45,6 @@ class Announced:
         #: All of it has been copied or written, so it may be announced.
         self.ready = False
         self.rescue: Callable[[Image], None] | None = None
-
-
-def connect(
-    path: str, hello: dict[str, Any], fds: tuple[int, ...] = ()
-) -> tuple[wire.Channel, dict[str, Any], list[int]]:
-    """Open a connection: the channel, the worker's ``lane`` answer and the files beside it.
-
-    Raises OSError (also TimeoutError) or wire.WireError.
-    """
-    channel = wire.Channel.connect(path, OPEN_SECONDS)
-    try:
-        channel.socket.settimeout(OPEN_SECONDS)
-        channel.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SEND_TIMEOUT)
-        channel.send({"op": "open", "version": wire.VERSION, **hello}, fds)
-        while True:
-            answer, beside = channel.receive()
-            if answer["op"] == "lane":
-                channel.socket.settimeout(None)
-                return channel, answer, beside
-            for fd in beside:
-                os.close(fd)
-            if answer["op"] in ("error", "failed"):
-                raise wire.WireError(f"use the ring: {answer.get('error')!s:.200}")
-            if answer["op"] == "note":
-                tell(str(answer.get("text", "")))
-    except BaseException:
-        channel.close()
-        raise
 
 
 class Link:
@@ -311,28 +280,3 @@ class Link:
         except Exception as problem:
             return f"its worker was lost, and it can't be written: {problem}"
         return None
-
-
-def ask(
-    path: str, hello: dict[str, Any], message: dict[str, Any], answer: str, seconds: float
-) -> dict[str, Any]:
-    """One question on a connection of its own; raises OSError or wire.WireError."""
-    channel, _, fds = connect(path, {**hello, "bytes": 0})
-    try:
-        for fd in fds:
-            os.close(fd)
-        channel.send(message)
-        end = time.monotonic() + seconds
-        while True:
-            channel.socket.settimeout(max(0.01, end - time.monotonic()))
-            reply, fds = channel.receive()
-            for fd in fds:
-                os.close(fd)
-            if reply["op"] == answer:
-                return reply
-            if reply["op"] == "error":
-                raise wire.WireError(str(reply.get("error", ""))[:300])
-            if reply["op"] == "note":
-                tell(str(reply.get("text", "")))
-    finally:
-        channel.close()

@@ -9,8 +9,9 @@ from crater_slurm.job import layout
 from crater_slurm.job.find import Found, common, gatherer, look, newest_first, scan
 from crater_slurm.job.saving import CheckpointError
 from crater_slurm.job.session import Session
+from crater_slurm.job.tensorfile import DamagedError
 from crater_slurm.job.tree import StateError
-from crater_slurm.job.unpack import DamagedError, read_state
+from crater_slurm.job.unpack import read_state
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ import time
 import warnings
 
 from crater_slurm.job import direct, environment, layout, wire
+from crater_slurm.job.contact import ask
 from crater_slurm.job.copying import Image
-from crater_slurm.job.link import ask
 from crater_slurm.job.pack import Packer
 from crater_slurm.job.ring import Ring
 from crater_slurm.job.saving import CheckpointError, Saving, tell

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from crater_slurm.job import link, saving, session, stop
+from crater_slurm.job import contact, saving, session, stop
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("SLURM_JOB_ID", "4711")
     monkeypatch.setattr(session, "_current", None)
     monkeypatch.setattr(saving, "_told", set())
-    monkeypatch.setattr(link, "OPEN_SECONDS", 20.0)
+    monkeypatch.setattr(contact, "OPEN_SECONDS", 20.0)
     stop.clear()
     yield folder
     monkeypatch.setenv("CRATER_EXIT_SECONDS", "0")

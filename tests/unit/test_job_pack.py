@@ -11,8 +11,9 @@ import pytest
 
 from crater_slurm.job import copying, layout
 from crater_slurm.job.pack import SKELETON, Packer
+from crater_slurm.job.tensorfile import DamagedError
 from crater_slurm.job.tree import StateError
-from crater_slurm.job.unpack import DamagedError, read_state
+from crater_slurm.job.unpack import read_state
 
 torch = pytest.importorskip("torch")
 np = pytest.importorskip("numpy")

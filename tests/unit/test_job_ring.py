@@ -13,7 +13,7 @@ import pytest
 from job_fakes import FakeWorker
 from job_session import alone, as_rank
 
-from crater_slurm.job import checkpoint, link, ring, session, wire
+from crater_slurm.job import checkpoint, contact, link, ring, session, wire
 from crater_slurm.job.lane import Lane, rounded
 
 __all__ = ["alone"]
@@ -240,7 +240,7 @@ def test_a_daemon_that_hangs_costs_its_deadline_once(
     server.bind(str(path))
     server.listen()
     monkeypatch.setenv("CRATER_RING", str(path))
-    monkeypatch.setattr(link, "OPEN_SECONDS", 0.05)
+    monkeypatch.setattr(contact, "OPEN_SECONDS", 0.05)
     tries: list[str] = []
     real = wire.Channel.connect
     monkeypatch.setattr(wire.Channel, "connect", lambda *a: (tries.append(a[0]), real(*a))[1])
