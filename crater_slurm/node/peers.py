@@ -132,7 +132,7 @@ class PeerServer:
             record = self._job(ticket.job_id)
             _compare(ticket, wanted, record)
         except TicketError as error:
-            visitor.refuse(str(error))
+            visitor.refuse(error)
             raise
         assert record is not None
         visitor.welcome()

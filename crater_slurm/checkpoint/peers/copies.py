@@ -56,6 +56,7 @@ class Copies:
         streams: int = 1,
         clock: Callable[[], float] = time.monotonic,
         grace_seconds: float = GRACE_SECONDS,
+        first_wait: float = 1.0,
     ) -> None:
         self._spec, self._log = spec, log
         self._carrier = _carrier(spec.transport, log)
@@ -74,7 +75,7 @@ class Copies:
         self._sender: Sender | None = None
         if self.partner in spec.peers and spec.token:
             courier = Courier(self._to_partner, streams)
-            self._sender = Sender(self.partner, courier, log, on_sent)
+            self._sender = Sender(self.partner, courier, log, on_sent, first_wait=first_wait)
 
     @property
     def idle(self) -> bool:

@@ -17,7 +17,14 @@ from collections.abc import Sequence
 
 from crater_slurm.checkpoint.peers.frames import TransportError, text
 from crater_slurm.checkpoint.peers.tcp import TcpConnection
-from crater_slurm.checkpoint.peers.ticket import Ticket, TicketError, check, prove, split
+from crater_slurm.checkpoint.peers.ticket import (
+    EndedError,
+    Ticket,
+    TicketError,
+    check,
+    prove,
+    split,
+)
 
 VERSION = 1
 
@@ -76,7 +83,7 @@ class Visitor:
         proof = prove(self._secret, "server", *self._words)
         self._connection.send({"op": "welcome", "proof": proof})
 
-    def refuse(self, sentence: str) -> None:
+    def refuse(self, error: TicketError) -> None:
         """Say no, with the reason only for who has shown a genuine ticket."""
-        said = sentence if self._secret else "no"
+        said = str(error) if self._secret or isinstance(error, EndedError) else "no"
         self._connection.send({"op": "refused", "error": said[:1000]})

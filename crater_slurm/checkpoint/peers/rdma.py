@@ -21,7 +21,6 @@ from crater_slurm.checkpoint.peers.verbs import Completions, Endpoint, RdmaError
 _SMALL = 4096
 _MOST_SLOTS = 64
 _MOST_SLOT_BYTES = 64 << 20
-_POLLRDHUP = 0x2000
 
 
 def offer(
@@ -204,7 +203,7 @@ class RdmaConnection:
         poll.register(completions.fd, select.POLLIN)
         if self._control.fileno() < 0:
             raise TransportError("go on: the connection is closed")
-        poll.register(self._control.fileno(), _POLLRDHUP)
+        poll.register(self._control.fileno(), select.POLLRDHUP)
         left = end - self._control.now()
         events = dict(poll.poll(max(0.0, left) * 1000))
         if completions.fd in events:

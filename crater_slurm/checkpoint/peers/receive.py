@@ -44,7 +44,8 @@ class Incoming:
         self._lock = threading.Lock()
         self._unsynced = [0] * len(manifest.files)
         self._fds: list[int] = []
-        os.makedirs(self._partial, mode=0o700, exist_ok=True)
+        for path in (place, self._partial):
+            os.makedirs(path, mode=0o700, exist_ok=True)
         self._drop_strangers()
         try:
             for entry in manifest.files:

@@ -158,9 +158,14 @@ class TcpConnection:
         if self._socket.fileno() < 0:
             raise TransportError("go on: the connection is closed")
         poll = select.poll()
-        poll.register(self._socket.fileno(), event)
-        if not poll.poll(left):
+        # Who has hung up reads no more; a full window would hide that for as long as it stays full.
+        closed = select.POLLRDHUP if event == select.POLLOUT else 0
+        poll.register(self._socket.fileno(), event | closed)
+        events = poll.poll(left)
+        if not events:
             raise TransportError("go on: the other end was too slow")
+        if events[0][1] & closed and not events[0][1] & event:
+            raise TransportError("go on: the other end closed the connection")
 
 
 class Listener:

@@ -31,6 +31,10 @@ class TicketError(Exception):
     this cluster's, for its owner."""
 
 
+class EndedError(TicketError):
+    """A genuine ticket is over."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ticket:
     """``node`` issued it. ``partners`` may be written to; reading needs only that the other node
@@ -97,7 +101,7 @@ def check(
         raise TicketError("The ticket is not signed with this cluster's plan key.")
     ticket = _read(body)
     if ticket.expires <= now:
-        raise TicketError(f"The ticket of job {ticket.job_id} ended at {ticket.expires}.")
+        raise EndedError(f"The ticket of job {ticket.job_id} ended at {ticket.expires}.")
     return ticket, secret
 
 
