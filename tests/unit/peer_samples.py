@@ -154,6 +154,8 @@ class Proxy:
         self.address = f"127.0.0.1:{self._socket.getsockname()[1]}"
         #: What becomes of bytes towards the partner: (number of the connection, first byte, bytes).
         self.alter: Callable[[int, int, bytes], bytes | None] = lambda number, at, data: data
+        #: What becomes of bytes on their way back.
+        self.alter_back: Callable[[bytes], bytes] = lambda data: data
         self.passed: list[int] = []
         threading.Thread(target=self._run, daemon=True).start()
 
@@ -194,7 +196,7 @@ class Proxy:
                 data = far.recv(65536)
                 if not data:
                     break
-                near.sendall(data)
+                near.sendall(self.alter_back(data))
             except OSError:
                 break
         _end(near)
@@ -227,16 +229,25 @@ def same_files(folder: Path, other: Path) -> bool:
 
 
 def main(path: str) -> None:
-    """One node as a process: FILE says what it is, where it listens and what it sends."""
+    """One node as a process: FILE says what it is, where it listens, what it sends or fetches.
+
+    Prints its address, then what it logs; and for a fetch what came of it.
+    """
     told = json.loads(Path(path).read_text())
     node = Node(told["name"], Path(told["folder"]), told.get("listen", "127.0.0.1:0"))
-    copies = node.work(told["nodes"], told["peers"])
+    copies = node.work(told["nodes"], told["peers"], transport=told.get("transport", "tcp"))
     print(node.address, flush=True)
     for step_folder in told.get("send", ()):
         (manifest,) = layout.read_parts(step_folder)
         copies.on_saved(step_folder, manifest)
+    if "fetch" in told:
+        print(copies.fetch("step", told["fetch"]), flush=True)
+    shown = 0
     while True:
-        time.sleep(3600)
+        for line in node.logged[shown:]:
+            print(line, flush=True)
+            shown += 1
+        time.sleep(0.1)
 
 
 if __name__ == "__main__":
