@@ -31,7 +31,8 @@ class Remote:
 class Spec:
     """One job on one node. ``folder`` is its checkpoint folder in the cache, the user's own.
 
-    ``nodes``: the job's nodes in Slurm's order, ``node`` is one of them. ``rate_bytes_s`` 0 is no
+    ``nodes``: the job's nodes in Slurm's order, ``node`` is one of them. ``policy``: what a trainer
+    does whose lane is full, ``wait`` or write ``direct``. ``rate_bytes_s`` 0 is no
     limit, ``quota_bytes`` 0 no quota. ``keep_last`` 0 keeps all; ``keep_every`` 0 keeps none for
     its step, otherwise steps that it divides stay. ``stage``: data to copy into
     ``dataset_folder`` at the start. ``peers``: address of each other node's daemon, and ``token``
@@ -51,6 +52,7 @@ class Spec:
     ring_bytes: int = 0
     huge_pages: str = "advise"
     engine: str = "auto"
+    policy: str = "wait"
     rate_bytes_s: int = 0
     quota_bytes: int = 0
     keep_last: int = 0

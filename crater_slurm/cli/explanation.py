@@ -196,7 +196,24 @@ def _plan_words(plan: Mapping[str, Any]) -> Iterator[str]:
     for name, unit in units:
         if plan.get(name):
             yield f"{plan[name]:.12g} {unit}"
+    yield from _checkpoint_words(plan)
     yield f"numa={plan.get('numa', 'best_effort')}"
+
+
+def _checkpoint_words(plan: Mapping[str, Any]) -> Iterator[str]:
+    where = {"on": "to the site's place", "off": "off"}
+    if place := plan.get("checkpoint"):
+        yield f"checkpoints {where.get(place, f'to {_short(place)}')}"
+    if plan.get("checkpoint_credentials"):
+        yield f"credentials {_short(plan['checkpoint_credentials'])}"
+    if plan.get("checkpoint_keep"):
+        yield f"the last {plan['checkpoint_keep']} kept"
+    if plan.get("checkpoint_keep_every"):
+        yield f"every {plan['checkpoint_keep_every']} steps kept"
+    if plan.get("ring_gb"):
+        yield f"a ring of {plan['ring_gb']} GB"
+    if plan.get("stage"):
+        yield f"a copy of {_short(plan['stage'])}"
 
 
 def _short(text: str, limit: int = 120) -> str:

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from crater_slurm.config.checkpoints import Checkpoints
 from crater_slurm.config.health import Health
 from crater_slurm.config.prediction import Prediction
 from crater_slurm.config.score import Score
@@ -160,6 +161,7 @@ class Node(Section):
         description="This node's profile, for GPU UUIDs and NUMA nodes.",
     )
     cache: Cache = Cache()
+    checkpoints: Checkpoints = Checkpoints()
     memory_binding: Annotated[Literal["hard", "soft", "off"], OffIsAWord] = Field(
         default="hard",
         description="hard narrows cpuset.mems where the ledger shows that no job can be hurt and "

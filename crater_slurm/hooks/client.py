@@ -54,6 +54,7 @@ VARIABLES = (
     b"SLURM_PROCID",
     b"SLURM_LOCALID",
     b"CUDA_VISIBLE_DEVICES",
+    b"PYTHONPATH",
 )
 _TASK_LINES = ("export ", "unset ", "print ")
 _WARNING, _INFO = 28, 30  # syslog priority: facility daemon, severity warning or info

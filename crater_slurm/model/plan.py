@@ -96,6 +96,11 @@ class Plan:
     slices: int = 0
     gpu_memory_mib: int | None = None
     card: str | None = None
+    checkpoint_keep: int = 0
+    checkpoint_keep_every: int = 0
+    checkpoint_credentials: str | None = None
+    stage: str | None = None
+    ring_gb: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

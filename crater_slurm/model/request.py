@@ -53,6 +53,11 @@ class Request:
     io_pattern: str | None = None
     cache_gb: int | None = None
     checkpoint: str | None = None
+    checkpoint_keep: int | None = None
+    checkpoint_keep_every: int | None = None
+    checkpoint_credentials: str | None = None
+    stage: str | None = None
+    ring_gb: int | None = None
     numa: str | None = None
     max_wait_seconds: int | None = None
     min_gpu_utilization_percent: int | None = None
@@ -187,21 +192,44 @@ def _mig(text: str) -> str:
 
 
 def _destination(text: str) -> str:
-    """``on``, ``off``, an absolute path or an ``s3://`` URL: where checkpoints go."""
+    """``on``, ``off``, an absolute path or a URL: where checkpoints go."""
     word = text.lower()
     if word in {"on", "yes", "true"}:
         return "on"
     if word in {"off", "no", "false"}:
         return "off"
+    return _place(text, "on, off, an absolute path")
+
+
+def _place(text: str, takes: str = "an absolute path") -> str:
+    """An absolute path or the URL of an object store's prefix, placeholders in it or not."""
     if not text.isprintable() or len(text) > 512:
         raise ValueError("must be printable and at most 512 characters")
-    if text.startswith("s3://") and len(text) > 5:
-        return text
-    if text.startswith("/"):
-        if ".." in text.split("/"):
-            raise ValueError("must not contain ..")
-        return text
-    raise ValueError("takes on, off, an absolute path or s3://bucket/prefix")
+    url = re.match(r"(s3|gs|az)://[A-Za-z0-9][A-Za-z0-9._-]{1,254}(?=/|$)([^?#]*)\Z", text)
+    if not url and not text.startswith("/"):
+        raise ValueError(f"takes {takes} or s3://bucket/prefix (also gs:// and az://)")
+    if ".." in text.split("/"):
+        raise ValueError("must not contain ..")
+    if odd := re.search(r"%(?![ujAaxc%]).?", text):
+        raise ValueError(
+            f"has {odd.group()!r}; it may hold %u (user), %j (job), %A and %a (array job and "
+            "task), %x (job name), %c (cluster), and %% for %"
+        )
+    return text
+
+
+def _stage(text: str) -> str:
+    """Paths or URLs with commas between them."""
+    places = [place.strip() for place in text.split(",")]
+    if len(text) > 512 or len(places) > 16:
+        raise ValueError("must be at most 16 places in 512 characters")
+    return ",".join(_place(place) for place in places)
+
+
+def _credentials(text: str) -> str:
+    if not re.fullmatch(r"site|own(:[A-Za-z0-9][A-Za-z0-9_.@-]{0,63})?", text):
+        raise ValueError("takes site, own, or own:PROFILE")
+    return text
 
 
 _PARSERS: dict[str, Callable[[str], Any]] = {
@@ -209,6 +237,8 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "boolean": _boolean,
     "word": _word,
     "destination": _destination,
+    "stage": _stage,
+    "credentials": _credentials,
     "mib": units.parse_mib,
     "gb": units.parse_gb,
     "bandwidth": units.parse_bandwidth_gb_s,
@@ -225,7 +255,7 @@ _JSON_TYPES = {
     "integer": "integer",
     "count": "integer",
     "parameters": "integer",
-    **dict.fromkeys(("word", "destination", "version", "mig"), "string"),
+    **dict.fromkeys(("word", "destination", "stage", "credentials", "version", "mig"), "string"),
 }
 
 TASKS = (
@@ -513,7 +543,56 @@ REQUIREMENTS: tuple[Requirement, ...] = (
         attribute="checkpoint",
         kind="destination",
         example="/project/ckpt",
-        meaning="Checkpoint offload: on, off, or where checkpoints go (path or s3://bucket/prefix).",
+        meaning="Checkpoint offload: on, off, or where checkpoints go: a path, or "
+        "s3://bucket/prefix (also gs:// and az://); %u %j %A %a %x %c stand for user, job, array "
+        "job, array task, job name and cluster.",
+    ),
+    Requirement(
+        key="checkpoint-keep",
+        attribute="checkpoint_keep",
+        kind="integer",
+        example="3",
+        minimum=1,
+        maximum=100000,
+        meaning="So many of the newest checkpoints are kept; older ones are removed, in the cache "
+        "and at the destination.",
+    ),
+    Requirement(
+        key="checkpoint-keep-every",
+        attribute="checkpoint_keep_every",
+        kind="integer",
+        example="1000",
+        minimum=1,
+        maximum=10**9,
+        meaning="Checkpoints whose step is a multiple of this are kept, whatever checkpoint-keep "
+        "says.",
+    ),
+    Requirement(
+        key="checkpoint-credentials",
+        attribute="checkpoint_credentials",
+        kind="credentials",
+        example="own:research",
+        meaning="How to get into an object store: site (the site's own store, below its URL and "
+        "your user name), own (your files in your home), or own:PROFILE of them.",
+    ),
+    Requirement(
+        key="stage",
+        attribute="stage",
+        kind="stage",
+        example="/project/data/imagenet",
+        meaning="Data to copy into the node's cache when the job starts: a path or URL, several "
+        "with commas between them.",
+    ),
+    Requirement(
+        key="ring",
+        attribute="ring_gb",
+        kind="gb",
+        unit="GB",
+        example="16GB",
+        minimum=1,
+        maximum=10**5,
+        meaning="Memory of the job on each node that checkpoints may pass through; the site's "
+        "limits count too.",
     ),
     Requirement(
         key="numa",

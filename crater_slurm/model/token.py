@@ -41,9 +41,16 @@ _SHORT = {
     "slices": "l",
     "gpu_memory_mib": "w",
     "card": "e",
+    "checkpoint_keep": "o",
+    "checkpoint_keep_every": "f",
+    "checkpoint_credentials": "v",
+    "stage": "x",
+    "ring_gb": "q",
 }
 #: Those that are texts; the others are numbers.
-_TEXTS = frozenset({"id", "gpu_type", "numa", "precision", "checkpoint", "card"})
+_TEXTS = frozenset(
+    {"id", "gpu_type", "numa", "precision", "checkpoint", "card", "checkpoint_credentials", "stage"}
+)
 
 
 class TokenError(Exception):

@@ -113,6 +113,27 @@ def build(
     }
 
 
+def checkpoint_variables(
+    *, ring: str | None, destination: str, run: str, job_path: str
+) -> dict[str, str | None]:
+    """Variables for crater_slurm.job. ``ring`` is None for a job that has none; nothing secret."""
+    return {
+        "CRATER_RING": ring,
+        "CRATER_CHECKPOINT_DESTINATION": destination or None,
+        "CRATER_RUN": run,
+        "CRATER_JOB_PATH": job_path or None,
+    }
+
+
+def python_path(known: str | None, job_path: str) -> str | None:
+    """The task's PYTHONPATH with ``job_path`` at its end; None when it is to stay as it is."""
+    if not job_path or ":" in job_path or (known and not known.isprintable()):
+        return None
+    if not known:
+        return job_path
+    return None if job_path in known.split(":") else f"{known}:{job_path}"
+
+
 def is_shared(view: TaskView, plan: Plan) -> bool:
     """Whether the task has the part of a GPU that was planned; more GPUs are Slurm's word."""
     return bool(plan.shards and plan.gpu_memory_mib) and len(view.job_gpus) == 1

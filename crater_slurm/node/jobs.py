@@ -30,7 +30,9 @@ class JobRecord:
     """A job on this node. ``token`` is the fingerprint of the plan token, ``restarts`` Slurm's
     restart count, ``folders`` its cache folders by kind, ``soft`` why its memory is not limited
     to its NUMA nodes (for good, once decided), ``memory_mib`` its last sample per NUMA node,
-    ``exit_code`` Slurm's code:signal of its end, empty until an Epilog told it."""
+    ``exit_code`` Slurm's code:signal of its end, empty until an Epilog told it, ``checkpoints``
+    what its worker says of them (checkpoints_state), ``facts`` what only slurmctld knows of it
+    (name, array job, array task), ``nodes`` its host list."""
 
     job_id: str
     uid: int
@@ -54,6 +56,15 @@ class JobRecord:
     soft: str = ""
     grant: dict[str, Any] = field(default_factory=dict)
     memory_mib: dict[str, int] = field(default_factory=dict)
+    user: str = ""
+    nodes: str = ""
+    facts: dict[str, str] = field(default_factory=dict)
+    checkpoints: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def run(self) -> str:
+        """What tells this run of the job from its earlier ones, as manifests name it."""
+        return f"{self.job_id}.{self.restarts}"
 
     @property
     def parsed_plan(self) -> Plan | None:
@@ -82,6 +93,11 @@ _KINDS: dict[str, type] = {
     "gpus": list,
     "memory_mib": dict,
     "exit_code": str,
+    "restarts": int,
+    "user": str,
+    "nodes": str,
+    "facts": dict,
+    "checkpoints": dict,
 }
 
 

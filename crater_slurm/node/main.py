@@ -15,11 +15,13 @@ from pathlib import Path
 from crater_slurm import __version__, systemd
 from crater_slurm.config.load import load
 from crater_slurm.errors import CraterError
-from crater_slurm.node import lifecycle, observe, upkeep
+from crater_slurm.node import job_path, lifecycle, observe, upkeep
 from crater_slurm.node.request import Answer, Request
+from crater_slurm.node.rings import Rings
 from crater_slurm.node.server import Server, dispatch
 from crater_slurm.node.services import Services
 from crater_slurm.node.watch import Watcher
+from crater_slurm.node.workers import Workers
 
 _log = logging.getLogger("crater.node")
 
@@ -35,6 +37,8 @@ class Daemon:
             self._observer = observe.Observer(services, services.observed)
             seconds = services.settings.node.sample_seconds
             self._observe = upkeep.Loop("observe", seconds, self._observer.round)
+        self._workers = Workers(services)
+        self._rings = Rings(services, self._workers)
         self._server = Server(services.settings.node.socket, self._handle)
         self._watcher = Watcher(services.settings.node.cgroup_root, services.binder.reconcile)
 
@@ -55,10 +59,18 @@ class Daemon:
         self._cache.start()
         if self._observer:
             self._observe.start()
+        if services.settings.node.checkpoints.enabled:
+            job_path.prepare(services)
+        self._workers.start()
+        if services.settings.node.checkpoints.enabled:
+            self._rings.start()
         self._server.start()
 
     def stop(self) -> None:
         self._server.stop()
+        if self.services.settings.node.checkpoints.enabled:
+            self._rings.stop()
+        self._workers.stop()
         if not self.services.binder.unusable():
             self._watcher.stop()
             self.services.binder.release()
@@ -73,6 +85,8 @@ class Daemon:
 
     def _handle(self, request: Request) -> Answer:
         answer = dispatch(self.services, request)
+        if request.operation in ("prolog", "epilog"):
+            answer.afterwards.append(self._workers.wake)
         if request.operation == "epilog":
             answer.afterwards.append(self._cache.wake)
             if self._observer:

@@ -10,10 +10,10 @@ import dataclasses
 import logging
 import time
 
-from crater_slurm.node import cache
+from crater_slurm.node import cache, checkpoints_state
 from crater_slurm.node.admission import admit
 from crater_slurm.node.gpus import parse_indexes
-from crater_slurm.node.jobs import PREPARED, JobRecord
+from crater_slurm.node.jobs import ENDED, PREPARED, JobRecord
 from crater_slurm.node.request import Answer, Request
 from crater_slurm.node.services import Services
 
@@ -34,6 +34,9 @@ def prolog(services: Services, request: Request) -> Answer:
         if before and _is_same_run(before, record):
             record.soft, record.grant, record.told = before.soft, before.grant, before.told
             record.started = before.started
+            record.checkpoints, record.facts = before.checkpoints, before.facts
+        else:
+            record.checkpoints = checkpoints_state.begin(record, before)
         return _prepare(services, record, before)
 
 
@@ -50,6 +53,8 @@ def _new_record(services: Services, request: Request, job_id: str) -> JobRecord:
         phase=PREPARED,
         started=time.time(),
         gpus=list(parse_indexes(request.env.get("SLURM_JOB_GPUS"))),
+        user=request.env.get("SLURM_JOB_USER", ""),
+        nodes=request.env.get("SLURM_JOB_NODELIST") or request.env.get("SLURM_NODELIST", ""),
     )
 
 
@@ -95,6 +100,7 @@ def _prepare(services: Services, record: JobRecord, before: JobRecord | None) ->
         if folders.fault in services.settings.node.drain_on:
             answer.exit = FAULT_EXITS[folders.fault]
     elif before:
+        before.phase, before.ended = ENDED, before.ended or time.time()
         services.release_folders(before)
     if record.plan_problem:
         answer.logs.append(f"job {record.job_id}: plan ignored: {record.plan_problem}")
@@ -107,7 +113,10 @@ def _prepare(services: Services, record: JobRecord, before: JobRecord | None) ->
         services.marks.set(record.job_id)
         answer.afterwards.append(lambda: services.report(record, "prolog"))
     elif before:
-        services.store.forget(record.job_id)
+        if before.folders:
+            services.store.save(before)  # checkpoints that are not safe yet
+        else:
+            services.store.forget(record.job_id)
         services.marks.clear(record.job_id)
     if wanted and services.settings.node.cpu_source == "slurm":
         # Asked now, so that TaskProlog finds the answer; never while slurmd waits for us.

@@ -1,4 +1,4 @@
-"""The daemon's socket: one acceptor, a thread per question, and who may ask what.
+"""The hooks' socket: a thread per question, and who may ask what.
 
 Anyone on the node may connect. The kernel's credentials of the peer decide: Prolog and Epilog are
 obeyed from root and the daemon's own user, TaskProlog only about a job of the caller's uid. A
@@ -7,19 +7,17 @@ caller that hangs, dribbles or sends garbage costs one thread for two seconds an
 
 from __future__ import annotations
 
-import collections
-import contextlib
 import logging
 import os
 import socket
-import struct
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from crater_slurm.hooks import frame
+from crater_slurm.node import listener
 from crater_slurm.node.epilog import epilog
+from crater_slurm.node.listener import Listener
 from crater_slurm.node.prolog import prolog
 from crater_slurm.node.request import Answer, Peer, Request, RequestError
 from crater_slurm.node.services import Services
@@ -28,12 +26,6 @@ from crater_slurm.node.task_prolog import task_prolog
 _log = logging.getLogger("crater.node.server")
 
 Handler = Callable[[Request], Answer]
-
-_TIMEOUT_SECONDS = 2.0
-_BACKLOG = 1024
-#: Threads at a time, for everyone and for one user; root is only bound by the former. One srun
-#: starts as many TaskPrologs at once as the node has cores.
-_MOST, _MOST_PER_USER = 768, 384
 
 
 def dispatch(services: Services, request: Request) -> Answer:
@@ -81,90 +73,22 @@ class _DeadlineReader:
         return self._connection.recv(size)
 
 
-class Server:
+class Server(Listener):
     """Listens on a Unix socket and answers with ``handler``."""
 
-    def __init__(self, path: Path, handler: Handler, timeout: float = _TIMEOUT_SECONDS) -> None:
-        self._path = path
+    def __init__(
+        self, path: Path, handler: Handler, timeout: float = listener.TIMEOUT_SECONDS
+    ) -> None:
+        super().__init__(path, socket.SOCK_STREAM, timeout)
         self._handler = handler
-        self._timeout = timeout
-        self._lock = threading.Lock()
-        self._by_uid: collections.Counter[int] = collections.Counter()
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._inode = 0
-        self._thread = threading.Thread(target=self._accept, name="accept", daemon=True)
 
-    def start(self) -> None:
-        """Put the socket in place in one step, over whatever a crash left there, and listen."""
-        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-        temporary.unlink(missing_ok=True)
-        self._socket.bind(str(temporary))
-        temporary.chmod(0o666)
-        self._socket.listen(_BACKLOG)
-        self._inode = temporary.stat().st_ino
-        temporary.rename(self._path)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop listening, and take the socket away unless it is another daemon's by now."""
-        with contextlib.suppress(OSError):
-            if self._path.stat().st_ino == self._inode:
-                self._path.unlink()
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
-        end = time.monotonic() + self._timeout
-        while self._by_uid.total() and time.monotonic() < end:
-            time.sleep(0.01)
-
-    def _accept(self) -> None:
-        while True:
+    def _talk(self, connection: socket.socket, peer: Peer) -> None:
+        answer = self._answer(connection, peer)
+        for work in answer.afterwards:
             try:
-                connection, _ = self._socket.accept()
-            except OSError as error:
-                if self._socket.fileno() < 0 or error.errno in (9, 22):
-                    return  # stopped
-                _log.warning("server: couldn't accept a connection: %s", error)
-                time.sleep(0.05)  # out of descriptors: let some threads end
-                continue
-            self._start(connection)
-
-    def _start(self, connection: socket.socket) -> None:
-        try:
-            raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-            peer = Peer(*struct.unpack("3i", raw))
-            with self._lock:
-                user_full = peer.uid and self._by_uid[peer.uid] >= _MOST_PER_USER
-                if user_full or self._by_uid.total() >= _MOST:
-                    raise OSError(f"too many questions at once, uid {peer.uid}")
-                self._by_uid[peer.uid] += 1
-        except OSError as error:
-            _log.warning("server: couldn't take a connection: %s", error)
-            connection.close()
-            return
-        try:
-            threading.Thread(target=self._serve, args=(connection, peer), daemon=True).start()
-        except RuntimeError as error:
-            _log.error("server: couldn't start a thread: %s", error)
-            connection.close()
-            self._leave(peer)
-
-    def _leave(self, peer: Peer) -> None:
-        with self._lock:
-            self._by_uid[peer.uid] -= 1
-            if self._by_uid[peer.uid] <= 0:
-                del self._by_uid[peer.uid]
-
-    def _serve(self, connection: socket.socket, peer: Peer) -> None:
-        try:
-            answer = self._answer(connection, peer)
-            for work in answer.afterwards:
-                try:
-                    work()
-                except Exception:
-                    _log.exception("server: couldn't finish what an answer left to do")
-        finally:
-            self._leave(peer)
+                work()
+            except Exception:
+                _log.exception("server: couldn't finish what an answer left to do")
 
     def _answer(self, connection: socket.socket, peer: Peer) -> Answer:
         """Read, handle and answer one question. What was done is done even if nobody listens, but

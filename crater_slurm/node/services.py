@@ -7,9 +7,10 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from crater_slurm.config.settings import Settings
-from crater_slurm.node import blockdev, cgroups, proc
+from crater_slurm.node import blockdev, cgroups, checkpoints_state, proc
 from crater_slurm.node.admission import KeyRing
 from crater_slurm.node.binding import Binder
 from crater_slurm.node.cache import Cache
@@ -79,6 +80,8 @@ class Services:
             mode=node.memory_binding,
             reserve_mib=node.memory_reserve_mib,
         )
+        #: Folder that jobs find crater_slurm.job in; set at the start of the daemon.
+        self.job_path = str(node.checkpoints.job_path or "")
         url = settings.scheduler.url.rstrip("/")
         self.spool = Spool(node.state_dir / "spool", url + _GRANTS) if node.report else None
         #: Apart from the others, so that a scheduler that doesn't know these takes those.
@@ -93,6 +96,8 @@ class Services:
         if self.spool is not None:
             grant = dict(record.grant)
             grant |= {"folders": record.folders, "cache_problem": record.cache_problem}
+            if checkpoints := checkpoints_state.summary(record):
+                grant["checkpoints"] = checkpoints
             if record.plan_problem:
                 grant["plan_problem"] = record.plan_problem
             plan_id = str((record.plan or {}).get("id", ""))
@@ -134,12 +139,18 @@ class Services:
                     return True
         return False
 
+    def note_checkpoints(self, record: JobRecord, **known: Any) -> None:
+        """Keep something of a job's checkpoints in its record, while it is this run's."""
+        with self.store.exclusive(record.job_id):
+            now = self.store.get(record.job_id)
+            if now is not None and now.run == record.run:
+                now.facts = record.facts
+                now.checkpoints = {**now.checkpoints, **known}
+                self.store.save(now)
+
     def release_folders(self, record: JobRecord) -> None:
         """Set a job's cache folders aside by the site's rule; what fails is tried again later."""
-        kinds = [
-            kind
-            for kind in record.folders
-            if kind != "checkpoint" or self.settings.node.cache.keep == "remove"
-        ]
+        stays = checkpoints_state.stays_after_end(record, self.settings.node.cache.keep)
+        kinds = [kind for kind in record.folders if kind != "checkpoint" or not stays]
         if not kinds or self.cache.release(record.cluster, record.job_id, kinds):
             record.folders = {k: v for k, v in record.folders.items() if k not in kinds}

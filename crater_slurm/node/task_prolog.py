@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 
 from crater_slurm.model.cpuset import parse_cpulist
-from crater_slurm.node import cgroups, environment, proc, verify
+from crater_slurm.node import cgroups, environment, proc, verify, worker_spec
 from crater_slurm.node.binding import Given
 from crater_slurm.node.jobs import PREPARED, JobRecord
 from crater_slurm.node.request import Answer, Request, RequestError
@@ -48,10 +48,30 @@ def task_prolog(services: Services, request: Request) -> Answer:
     variables = environment.build(view, plan, record.folders, services.gpus.all(), percent)
     if plan and services.settings.sharing.mps:
         variables |= environment.mps_limits(view, plan)
-    answer.lines += environment.task_lines(variables)
+    answer.lines += environment.task_lines(variables | _checkpoints(services, record))
+    path = environment.python_path(request.env.get("PYTHONPATH"), _job_path(services, append=True))
+    if path is not None:
+        answer.lines.append(f"export PYTHONPATH={path}")
     # Only now the step is there to look at, and the task must not wait for a record to be kept.
     answer.afterwards.append(lambda: _keep(services, record, task, given, view))
     return _tell(services, record, answer)
+
+
+def _checkpoints(services: Services, record: JobRecord) -> dict[str, str | None]:
+    """Where the job finds its ring and its module, and where its checkpoints go."""
+    offered = worker_spec.offered(services, record)
+    return environment.checkpoint_variables(
+        ring=str(worker_spec.ring_path(services)) if offered else None,
+        destination=worker_spec.destination(services, record).url if offered else "",
+        run=record.run,
+        job_path=_job_path(services),
+    )
+
+
+def _job_path(services: Services, *, append: bool = False) -> str:
+    settings = services.settings.node.checkpoints
+    wanted = settings.enabled and (settings.append_pythonpath or not append)
+    return services.job_path if wanted and services.job_path.isprintable() else ""
 
 
 def _bind(services: Services, record: JobRecord, task: proc.TaskFacts) -> Given:
@@ -71,6 +91,10 @@ def _tell(services: Services, record: JobRecord, answer: Answer) -> Answer:
     if record.cache_problem:
         _print(answer, f"no local cache for this job: {record.cache_problem}")
     plan = record.parsed_plan
+    if worker_spec.offered(services, record) and (
+        problem := worker_spec.destination(services, record).problem
+    ):
+        _print(answer, f"checkpoints stay on this node: {problem}")
     if plan and plan.cache_gb and record.folders:
         free = services.cache.free_gb()
         if free < plan.cache_gb:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from crater_slurm.node import checkpoints_state
 from crater_slurm.node.epilog import end
 from crater_slurm.node.jobs import ENDED, PREPARED, JobRecord
 from crater_slurm.node.request import Answer
@@ -113,7 +114,8 @@ def _age(services: Services, record: JobRecord) -> None:
     if record.folders:
         before = dict(record.folders)
         services.release_folders(record)
-        if record.folders and hours >= node.cache.keep_checkpoints_hours:
+        old = hours >= node.cache.keep_checkpoints_hours
+        if record.folders and old and checkpoints_state.safe_to_remove(record):
             _log.info("upkeep: removing the kept checkpoints of job %s", record.job_id)
             if services.cache.release(record.cluster, record.job_id, record.folders):
                 record.folders = {}

@@ -34,6 +34,11 @@ def plan(plan_id: str, request: Request, outcome: Outcome) -> Plan:
         slices=share.slices if share else 0,
         gpu_memory_mib=share.memory_mib if share else None,
         card=share.card if share else None,
+        checkpoint_keep=request.checkpoint_keep or 0,
+        checkpoint_keep_every=request.checkpoint_keep_every or 0,
+        checkpoint_credentials=request.checkpoint_credentials,
+        stage=request.stage,
+        ring_gb=request.ring_gb,
     )
 
 

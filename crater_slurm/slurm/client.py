@@ -26,6 +26,15 @@ _FORMAT = "%R|%T|%f|%G|%w|%N|%E"
 
 
 @dataclass(frozen=True, slots=True)
+class Identity:
+    """Another user, whom root runs a command as."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Client:
     """Runs Slurm commands with a time limit. ``environment`` is added to the process's own."""
 
@@ -33,10 +42,12 @@ class Client:
     conf: Path | None = None
     timeout_seconds: float = 15
     environment: dict[str, str] = field(default_factory=dict)
+    run_as: Identity | None = None
 
     def run(self, command: str, *arguments: str) -> str:
         """Standard output of a Slurm command; SlurmError with its own words when it fails."""
         program = str(self.bin_dir / command) if self.bin_dir else command
+        other = self.run_as
         try:
             done = subprocess.run(
                 [program, *arguments],
@@ -46,7 +57,13 @@ class Client:
                 timeout=self.timeout_seconds,
                 env=self._environ(),
                 stdin=subprocess.DEVNULL,
+                user=other.uid if other else None,
+                group=other.gid if other else None,
+                extra_groups=other.groups if other else None,
+                cwd="/" if other else None,
             )
+        except PermissionError as error:
+            raise SlurmError(f"{program} can't be run: {error.strerror}") from error
         except FileNotFoundError as error:
             raise SlurmError(
                 f"the Slurm command {program!r} is not there; install Slurm's client commands "

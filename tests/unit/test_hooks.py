@@ -125,6 +125,7 @@ def test_a_hook_sends_its_variables_unchanged(place, operation: str) -> None:
         ("env.SLURM_JOB_ID", "7"),
         ("env.SLURM_JOB_UID", "1000"),
         ("env.SLURM_JOB_COMMENT", HOSTILE),
+        ("env.PYTHONPATH", "/nonexistent"),
     ]
     assert place.log() == []
 
@@ -193,7 +194,9 @@ def test_the_variables_are_those_of_the_protocol() -> None:
     text = (TREE / "docs/protocols.md").read_text().partition("## Node")[2].partition("Answer:")[0]
     import re
 
-    assert set(re.findall(r"`((?:SLURM|CUDA)\w+)`", text)) == {v.decode() for v in client.VARIABLES}
+    assert set(re.findall(r"`((?:SLURM|CUDA|PYTHON)\w+)`", text)) == {
+        v.decode() for v in client.VARIABLES
+    }
 
 
 # A daemon that is not well

@@ -13,7 +13,7 @@ import pytest
 from node_fakes import USER, answer_of, as_user, wait_for
 
 from crater_slurm.hooks import frame
-from crater_slurm.node import server as server_module
+from crater_slurm.node import listener as listener_module
 from crater_slurm.node.request import Answer, Request
 from crater_slurm.node.server import Server, dispatch
 
@@ -161,7 +161,7 @@ def test_slow_answers_run_side_by_side(served) -> None:
 
 
 def test_one_user_can_not_take_every_thread(served, monkeypatch) -> None:
-    monkeypatch.setattr(server_module, "_MOST", 3)
+    monkeypatch.setattr(listener_module, "MOST", 3)
     hanging = [connect(served) for _ in range(3)]
     assert wait_for(lambda: served._by_uid.total() == 3)
     with connect(served) as refused:

@@ -34,6 +34,11 @@ PLAN = Plan(
     slices=31,
     gpu_memory_mib=2160,
     card="l4",
+    checkpoint_keep=3,
+    checkpoint_keep_every=1000,
+    checkpoint_credentials="own:research",
+    stage="/project/data,s3://bucket/more",
+    ring_gb=16,
 )
 SIGNED = token.SignedPlan(PLAN, user_id=1000, cluster="hpc", issued=1_700_000_000, array=True)
 
@@ -176,7 +181,16 @@ def test_fields_that_are_not_set_are_not_sent() -> None:
 
 
 def test_a_token_leaves_most_of_the_comment_to_the_user() -> None:
-    assert len(token.sign(SIGNED, KEY)) <= 320
+    assert len(token.sign(SIGNED, KEY)) <= 420
+    data = (
+        "checkpoint_keep",
+        "checkpoint_keep_every",
+        "checkpoint_credentials",
+        "stage",
+        "ring_gb",
+    )
+    plain = dataclasses.replace(PLAN, **dict.fromkeys(data))
+    assert len(token.sign(dataclasses.replace(SIGNED, plan=plain), KEY)) <= 320
     assert len(token.sign(token.SignedPlan(Plan(id="0" * 12), 1000, "hpc", 1), KEY)) <= 140
 
 

@@ -1,0 +1,327 @@
+"""The job's checkpoint folder: partial folders, final names, what is there, what can be finished.
+
+All of it blocks and is called from one pool thread, with the job's user's rights. Folders are
+opened without following symbolic links and everything inside is done relative to them, so a link
+in the way is at worst removed, never gone through. Nothing complete is ever removed by guess.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import os
+import stat
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from crater_slurm.checkpoint import entries, sums, syscalls
+from crater_slurm.checkpoint.trees import open_folder, remove, tree_bytes
+from crater_slurm.job import layout
+from crater_slurm.job.layout import FileEntry, Manifest
+
+#: Without waiting for what a fifo's other end does.
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_IN_THE_WAY = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EISDIR)
+
+
+@dataclass(frozen=True)
+class LocalStep:
+    """A step that has its final name: the parts that lie here, of one run."""
+
+    folder: str
+    name: str
+    step: int
+    run: str
+    parts: tuple[Manifest, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(part.size for part in self.parts)
+
+    @property
+    def time(self) -> float:
+        return max(part.time for part in self.parts)
+
+    @property
+    def ranks(self) -> set[int]:
+        return {rank for part in self.parts for rank in part.ranks}
+
+    @property
+    def whole(self) -> bool:
+        """Whether every rank of the world lies here."""
+        return layout.covers(list(self.parts))
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """A partial folder found at the start: what of it is safe on disk, and when it changed."""
+
+    name: str
+    changed_at: float
+    kept: dict[int, entries.Entry] = field(default_factory=dict)
+
+
+class Folder:
+    """The folder at ``path``. Methods raise OSError."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[int]:
+        fd = open_folder(self.path)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+    def file(self, name: str) -> str:
+        """Path of something in it."""
+        return os.path.join(self.path, name)
+
+    def partial(self, name: str) -> int:
+        """An open partial folder of a step's final name, made when it is not there."""
+        with self._opened() as parent:
+            for _ in range(3):
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(layout.partial_name(name), 0o700, dir_fd=parent)
+                try:
+                    return open_folder(layout.partial_name(name), parent)
+                except FileNotFoundError:
+                    continue  # removed meanwhile
+                except OSError as error:
+                    if error.errno not in (errno.ENOTDIR, errno.ELOOP):
+                        raise
+                    os.unlink(layout.partial_name(name), dir_fd=parent)
+            raise FileExistsError(errno.EEXIST, "it can't be made", layout.partial_name(name))
+
+    def record(self, name: str, entry: entries.Entry) -> None:
+        """Note in the partial folder that a rank's file is whole and on disk."""
+        fd = self.partial(name)
+        try:
+            entries.write(fd, entry)
+        finally:
+            os.close(fd)
+
+    def take(self, name: str, file: str, rank: int, size: int) -> FileEntry:
+        """Sum a file that the trainer wrote into the partial folder itself, and sync it."""
+        folder = self.partial(name)
+        try:
+            fd = os.open(file, _READ, dir_fd=folder)
+        finally:
+            os.close(folder)
+        try:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode) or status.st_size != size:
+                raise ValueError(f"{file} has {status.st_size} bytes, not the {size} announced")
+            os.fsync(fd)
+            return FileEntry(file, rank, size, sums.file_sums(fd, size))
+        finally:
+            os.close(fd)
+
+    def finish(self, name: str, manifest: Manifest) -> None:
+        """Give a step whose files are all on disk its final name.
+
+        Where ranks of the same run have written themselves into the step already, without a
+        worker, their files stay and these join them.
+        """
+        with self._opened() as parent:
+            partial = open_folder(layout.partial_name(name), parent)
+            try:
+                for file in manifest.files:
+                    status = os.stat(file.name, dir_fd=partial, follow_symlinks=False)
+                    if not stat.S_ISREG(status.st_mode) or status.st_size != file.size:
+                        raise OSError(errno.EIO, f"{file.name} has been changed")
+                for target in (name, f"{name}.{manifest.run}"):
+                    there = [s for s in self._read_final(parent, target) if s.run == manifest.run]
+                    if there and there[0].ranks - set(manifest.ranks):
+                        self._join(parent, partial, target, manifest, there[0])
+                        remove(layout.partial_name(name), parent)
+                        return
+                self._complete(partial, manifest)
+            finally:
+                os.close(partial)
+            self._rename(parent, name)
+
+    def _complete(self, partial: int, manifest: Manifest) -> None:
+        part = layout.part_name(manifest.ranks)
+        entries.put(partial, part, manifest.to_json(), durable=True)
+        wanted = {file.name for file in manifest.files} | {part}
+        for other in set(os.listdir(partial)) - wanted:
+            remove(other, partial)
+        os.fsync(partial)
+
+    def _join(
+        self, parent: int, partial: int, target: str, manifest: Manifest, there: LocalStep
+    ) -> None:
+        """Put the ranks that a final folder lacks into it, their manifest last."""
+        files = [file for file in manifest.files if file.rank not in there.ranks]
+        taken = {file.name for part in there.parts for file in part.files}
+        if not files:
+            return
+        if both := taken & {file.name for file in files}:
+            raise FileExistsError(errno.EEXIST, f"{min(both)} is there already")
+        final = open_folder(target, parent)
+        try:
+            for file in files:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(file.name, dir_fd=final)
+                os.link(file.name, file.name, src_dir_fd=partial, dst_dir_fd=final)
+            os.fsync(final)
+            whole = dataclasses.replace(manifest, files=files)
+            part = layout.part_name(whole.ranks)
+            entries.put(final, part, whole.to_json(), durable=True)
+            os.fsync(final)
+        finally:
+            os.close(final)
+
+    def _rename(self, parent: int, name: str) -> None:
+        partial = layout.partial_name(name)
+        try:
+            os.rename(partial, name, src_dir_fd=parent, dst_dir_fd=parent)
+        except OSError as error:
+            if error.errno not in _IN_THE_WAY:
+                raise
+            try:
+                syscalls.exchange(parent, partial, name)
+            except OSError:  # a file system that can't: for a moment neither has the name
+                self._set_aside(parent, name)
+                os.rename(partial, name, src_dir_fd=parent, dst_dir_fd=parent)
+        os.fsync(parent)
+        with contextlib.suppress(OSError):  # the one before; it is removed at the next start
+            remove(partial, parent)
+
+    def _set_aside(self, parent: int, name: str) -> str:
+        aside = layout.partial_name(f"{name}.removed-{os.getpid()}-{time.monotonic_ns()}")
+        os.rename(name, aside, src_dir_fd=parent, dst_dir_fd=parent)
+        return aside
+
+    def remove(self, name: str) -> None:
+        """Remove a complete step: first its final name goes, so that it is never half there."""
+        with self._opened() as parent:
+            try:
+                aside = self._set_aside(parent, name)
+            except FileNotFoundError:
+                return
+            os.fsync(parent)
+            remove(aside, parent)
+
+    def withdraw(self, name: str, ranks: dict[int, str]) -> None:
+        """Remove finished files (by rank) and their notes from a partial folder.
+
+        What else is there may be a trainer's, who writes by itself by now; the folder stays.
+        """
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError), self._opened() as parent:
+            fd = open_folder(layout.partial_name(name), parent)
+            try:
+                for entry in entries.read(fd):
+                    if entry.rank in ranks:
+                        entries.forget(fd, entry)
+                for file in ranks.values():
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(file, dir_fd=fd)
+            finally:
+                os.close(fd)
+
+    def drop_unused(self, name: str, since: float) -> bool:
+        """Remove a partial folder, unless something in it has changed after ``since``."""
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError), self._opened() as parent:
+            fd = open_folder(layout.partial_name(name), parent)
+            try:
+                if entries.changed_at(fd) > since:
+                    return False
+            finally:
+                os.close(fd)
+            remove(layout.partial_name(name), parent)
+        return True
+
+    def drop_all(self) -> None:
+        """Remove all partial folders: nobody is left who could finish one."""
+        with contextlib.suppress(FileNotFoundError), self._opened() as parent:
+            for name in os.listdir(parent):
+                if layout.is_partial(name):
+                    with contextlib.suppress(OSError):
+                        remove(name, parent)
+
+    def scan(self) -> list[LocalStep]:
+        """The steps with a final name whose manifests can be read and whose files are there."""
+        found = []
+        with contextlib.suppress(FileNotFoundError), self._opened() as parent:
+            for name in sorted(os.listdir(parent)):
+                step = layout.parse_step_name(name)
+                if step is not None:
+                    with contextlib.suppress(OSError):
+                        found += self._read(parent, name)
+        return found
+
+    def _read(self, parent: int, name: str) -> list[LocalStep]:
+        fd = open_folder(name, parent)
+        try:
+            runs: dict[str, list[Manifest]] = {}
+            for part in entries.read_parts(fd):
+                if entries.files_are_there(fd, part):
+                    runs.setdefault(part.run, []).append(part)
+        finally:
+            os.close(fd)
+        path = self.file(name)
+        return [
+            LocalStep(path, parts[0].name, parts[0].step, run, tuple(parts))
+            for run, parts in runs.items()
+            if layout.parse_step_name(name)[:2] == (parts[0].name, parts[0].step)  # type: ignore[index]
+        ]
+
+    def recover(self, run: str) -> list[Leftover]:
+        """Finish the partial folders that can be finished; what is there of the others.
+
+        Where the step is there already, the present ``run``'s counts, else the newer one.
+        """
+        left = []
+        with contextlib.suppress(FileNotFoundError), self._opened() as parent:
+            for partial in sorted(os.listdir(parent)):
+                if layout.is_partial(partial):
+                    with contextlib.suppress(OSError):
+                        left += self._recover(parent, partial, run)
+        return left
+
+    def _recover(self, parent: int, partial: str, run: str) -> list[Leftover]:
+        name = partial[1:-8]
+        fd = open_folder(partial, parent)
+        try:
+            changed_at = entries.changed_at(fd)
+            kept = {e.rank: e for e in entries.read(fd)}
+            parts = [p for p in entries.read_parts(fd) if entries.files_are_there(fd, p)]
+        finally:
+            os.close(fd)
+        whole = parts[0] if len(parts) == 1 else entries.joined(list(kept.values()))
+        if whole and layout.step_name(whole.step, whole.name) == name:
+            if self._worth(parent, name, whole, run):
+                self.finish(name, whole)
+                return []
+            kept = {}  # an older one of a step that is there: of no use
+        return [Leftover(name, changed_at, kept)]
+
+    def _worth(self, parent: int, name: str, whole: Manifest, run: str) -> bool:
+        """Whether a whole part, found in a partial folder, is newer than what has the name."""
+        finals = self._read_final(parent, name)
+        finals += self._read_final(parent, f"{name}.{whole.run}")
+        same = [step for step in finals if step.run == whole.run]
+        if same:
+            return not any(step.ranks >= set(whole.ranks) for step in same)
+        newest = max(((step.run == run, step.time) for step in finals), default=(False, 0.0))
+        return newest < (whole.run == run, whole.time)
+
+    def _read_final(self, parent: int, name: str) -> list[LocalStep]:
+        try:
+            return self._read(parent, name)
+        except FileNotFoundError:
+            return []
+
+    def used_bytes(self) -> int:
+        """Bytes on disk of all that lies in the folder."""
+        try:
+            with self._opened() as fd:
+                return tree_bytes(fd)
+        except FileNotFoundError:
+            return 0

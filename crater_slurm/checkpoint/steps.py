@@ -1,0 +1,316 @@
+"""The steps of this node: who has saved, when a part gets its final name, when it never can.
+
+A step is complete here when as many ranks committed as its savers said there are on this node.
+The main thread alone touches all this; files are the folder's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from crater_slurm.checkpoint import faults
+from crater_slurm.checkpoint.folder import Leftover, LocalStep
+from crater_slurm.checkpoint.save import Save
+from crater_slurm.checkpoint.tools import Tools
+from crater_slurm.job.layout import FileEntry, Manifest
+
+Key = tuple[str, int]
+
+#: Steps of one name that wait for ranks; the oldest is given up for a further one.
+_MOST_WAITING = 4
+#: How long a step waits for a rank whose process is gone, which may be started anew.
+GRACE_S = 30.0
+#: How long a step waits for a rank that is there and does not save.
+PATIENCE_S = 900.0
+#: How long a partial folder is left alone that nobody has announced: its writer may be about to.
+LEFTOVER_S = 60.0
+
+
+class Step:
+    """A step that is being saved: files that are on disk, saves under way, and who waits."""
+
+    def __init__(self, name: str, step: int, folder: str, local: int, world: int) -> None:
+        self.name, self.step, self.folder = name, step, folder
+        self.local, self.world = local, world
+        self.kept: dict[int, FileEntry] = {}
+        self.saves: dict[int, Save] = {}
+        self.followers: list[Save] = []
+        self.finishing = False
+        self.touched = 0.0
+        self.alone_since: float | None = None
+
+    @property
+    def ranks(self) -> set[int]:
+        """Ranks that have saved, or are about to."""
+        return self.kept.keys() | self.saves.keys()
+
+    def done(self, there: set[int]) -> bool:
+        """Whether all ranks' files are on disk; ``there`` are those that wrote it themselves."""
+        return len(self.kept.keys() | there) >= self.local and bool(self.kept)
+
+    @property
+    def settling(self) -> bool:
+        """Whether it goes on without any trainer."""
+        return self.finishing or (
+            len(self.ranks) >= self.local and all(save.committed for save in self.saves.values())
+        )
+
+    def everybody(self) -> list[Save]:
+        return [*self.saves.values(), *self.followers]
+
+
+class Steps:
+    """All steps of the job on this node. ``live_ranks`` tells whose trainers are connected."""
+
+    def __init__(self, tools: Tools, live_ranks: Callable[[], set[int]]) -> None:
+        self.complete: dict[Key, LocalStep] = {}
+        self.waiting: dict[Key, Step] = {}
+        self.on_saved: list[Callable[[str, Manifest], None]] = []
+        self.on_change: Callable[[], None] = lambda: None
+        self.errors: dict[Key, str] = {}
+        self._leftovers: dict[str, float] = {}
+        self._tools = tools
+        self._live_ranks = live_ranks
+
+    # From the disk
+
+    def found(self, steps: Iterable[LocalStep]) -> None:
+        """What lies in the folder; replaces what was known."""
+        self.complete = {(s.name, s.step): s for s in sorted(steps, key=lambda s: s.time)}
+        self.on_change()
+
+    def rescan(self) -> None:
+        """Look into the folder again: others may have written or removed steps."""
+        self._tools.clerk.ask(self._tools.folder.scan, self._on_scan)
+
+    def _on_scan(self, steps: list[LocalStep] | None, error: Exception | None) -> None:
+        if steps is not None and error is None:
+            self.found(steps)
+            for step in list(self.waiting.values()):
+                self.advance(step)
+
+    def recovered(self, leftovers: list[Leftover]) -> None:
+        """What a killed worker left: ranks of this run that are whole are taken over."""
+        now, wall = self._tools.clock(), self._tools.now()
+        for left in leftovers:
+            kept = {r: e for r, e in left.kept.items() if e.manifest.run == self._tools.spec.run}
+            if not kept:
+                age = max(0.0, min(LEFTOVER_S, wall - left.changed_at))
+                self._leftovers[left.name] = now + LEFTOVER_S - age
+                continue
+            first = next(iter(kept.values()))
+            m = first.manifest
+            step = Step(m.name, m.step, left.name, first.local, m.world_size)
+            step.kept = {r: e.file for r, e in kept.items() if e.local == first.local}
+            step.touched = now
+            self.waiting[m.name, m.step] = step
+
+    # From the trainers
+
+    def begin(self, save: Save) -> None:
+        """A rank begins a save; it may turn out that nothing is left to do."""
+        place = save.place
+        there = self.complete.get(place.key)
+        if there is not None and there.run == self._tools.spec.run:
+            whole = len(there.ranks) >= place.local or there.whole
+            if place.rank in there.ranks and whole:
+                self._answer(save)
+                return
+        self._overtake(save)
+        step = self.waiting.get(place.key)
+        if step is None:
+            step = Step(place.name, place.step, place.folder, place.local, place.world)
+            self.waiting[place.key] = step
+            self._leftovers.pop(place.folder, None)
+            self._bound(place.name)
+        step.touched = self._tools.clock()
+        if (step.local, step.world) != (place.local, place.world):
+            save.fail(ValueError(_disagree(step, save)))
+            return
+        earlier = step.saves.get(place.rank)
+        if step.finishing or place.rank in step.kept or (earlier and earlier.committed):
+            save.writes = False
+            step.followers.append(save)
+            return
+        if any(s.place.file == place.file and r != place.rank for r, s in step.saves.items()):
+            save.fail(ValueError(f"another rank saves {place.file} as well"))
+            return
+        step.saves[place.rank] = save
+        if earlier is not None:
+            earlier.settle()
+
+    def _overtake(self, save: Save) -> None:
+        """A rank goes on to another step: one that it left out will never be complete."""
+        for step in list(self.waiting.values()):
+            other = (step.name, step.step) != save.place.key and step.name == save.place.name
+            missing = save.place.rank not in step.ranks and not step.settling
+            if other and missing and step.local > 1 and save.place.local == step.local:
+                self.give_up(step, self._why(step))
+
+    def _bound(self, name: str) -> None:
+        mine = [s for s in self.waiting.values() if s.name == name and not s.settling]
+        if len(mine) > _MOST_WAITING:
+            self.give_up(mine[0], self._why(mine[0]))
+
+    def abandon(self, save: Save) -> None:
+        """The trainer takes a save back, or is gone in the midst of it."""
+        step = self.waiting.get(save.place.key)
+        save.settle()
+        if step is not None and step.saves.get(save.place.rank) is save and not step.finishing:
+            del step.saves[save.place.rank]
+            step.kept.pop(save.place.rank, None)
+            for after in [f for f in step.followers if f.place.rank == save.place.rank]:
+                step.followers.remove(after)
+                self.failed(after, f"{step.name} {step.step} was taken back by its rank.")
+            if not step.ranks:
+                self._forget(step)
+
+    def _there(self, step: Step) -> set[int]:
+        """Ranks that lie under the step's final name already, of this run."""
+        found = self.complete.get((step.name, step.step))
+        return found.ranks if found and found.run == self._tools.spec.run else set()
+
+    # From the saves
+
+    def kept(self, save: Save) -> None:
+        """A rank's file is whole and on the disk."""
+        step = self.waiting.get(save.place.key)
+        if step is None or step.saves.get(save.place.rank) is not save or save.entry is None:
+            return
+        step.kept[save.place.rank] = save.entry
+        step.touched = self._tools.clock()
+        self.advance(step)
+
+    def failed(self, save: Save, error: str) -> None:
+        """A rank's file can't be written; the step can't be complete, so all its ranks fail."""
+        step = self.waiting.get(save.place.key)
+        if step is None or save not in step.everybody():
+            self._tools.counters["failed"] += 1
+            save.settle()
+            save.owner.tell({"op": "failed", "save": save.number, "error": error})
+            return
+        self.give_up(step, error)
+
+    def advance(self, step: Step) -> None:
+        """Give a step its final name, when all ranks of this node are there."""
+        if step.finishing or not step.done(self._there(step)):
+            return
+        step.finishing = True
+        tools = self._tools
+        files = list(step.kept.values())
+
+        def work() -> tuple[Manifest, list[LocalStep]]:
+            manifest = tools.manifest(step.name, step.step, step.world, files)
+            tools.folder.finish(step.folder, manifest)
+            return manifest, tools.folder.scan()
+
+        def then(found: tuple[Manifest, list[LocalStep]] | None, error: Exception | None) -> None:
+            if error is not None or found is None:
+                what = f"{step.name} {step.step} is not saved"
+                self.give_up(step, faults.sentence(what, error or OSError(), tools.folder.path))
+                return
+            self._saved(step, *found)
+
+        tools.clerk.ask(work, then)
+
+    def _saved(self, step: Step, manifest: Manifest, steps: list[LocalStep]) -> None:
+        self.waiting.pop((step.name, step.step), None)
+        self.errors.pop((step.name, step.step), None)
+        self._tools.counters["saved"] += 1
+        self._tools.counters["saved_bytes"] += manifest.size
+        self.found(steps)
+        for save in step.everybody():
+            self._answer(save)
+        folder = self._tools.folder.file(step.folder)
+        for hook in self.on_saved:
+            hook(folder, manifest)
+
+    def _answer(self, save: Save) -> None:
+        save.settle()
+        place = save.place
+        message = {"op": "saved", "save": save.number, "name": place.name, "step": place.step}
+        save.owner.tell(message)
+
+    # Steps that will never be complete
+
+    def give_up(self, step: Step, error: str) -> None:
+        """A step will never be complete: its ranks are told, its files removed."""
+        self.errors[step.name, step.step] = error
+        while len(self.errors) > 20:
+            del self.errors[next(iter(self.errors))]
+        self._tools.counters["failed"] += len(step.everybody()) or 1
+        self._tools.log("warning", error)
+        self._forget(step)
+        for save in step.everybody():
+            save.settle()
+            save.owner.tell({"op": "failed", "save": save.number, "error": error})
+        self.on_change()
+
+    def _forget(self, step: Step) -> None:
+        if self.waiting.get((step.name, step.step)) is step:
+            del self.waiting[step.name, step.step]
+        folder, name = self._tools.folder, step.folder
+        files = {rank: file.name for rank, file in step.kept.items()}
+        self._tools.clerk.ask(lambda: folder.withdraw(name, files), lambda _, __: None)
+        self._leftovers[name] = self._tools.clock() + LEFTOVER_S
+
+    def _why(self, step: Step) -> str:
+        """What a person should know of a step that some ranks left out."""
+        there = sorted(step.ranks)
+        missing = sorted(self._live_ranks() - step.ranks)
+        if missing:
+            who = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {_some(missing)}"
+        else:
+            who = f"{step.local - len(there)} of {step.local} ranks"
+        saved = ", ".join(map(str, there[:8])) or "none"
+        return (
+            f"{step.name} {step.step}: {who} of this node never saved it (saved: rank {saved} "
+            f"of {step.local} here); call save() on every rank, or save(..., only_rank=0)."
+        )
+
+    def sweep(self, *, ended: bool = False) -> None:
+        """Give up what nobody will finish. ``ended``: no trainer will come any more."""
+        now = self._tools.clock()
+        live = self._live_ranks()
+        for step in list(self.waiting.values()):
+            if step.settling or any(
+                save.committed and not save.settled and save.entry is None
+                for save in step.saves.values()
+            ):
+                continue
+            lacking = step.local - len(step.ranks)
+            open_ = sum(not save.committed for save in step.saves.values())
+            if lacking <= len(live - step.ranks) and not (ended and (lacking or open_)):
+                step.alone_since = None
+            elif step.alone_since is None:
+                step.alone_since = now
+            alone = step.alone_since is not None and now - step.alone_since >= GRACE_S
+            if ended or alone or now - step.touched >= PATIENCE_S:
+                self.give_up(step, self._why(step))
+        for name, at in list(self._leftovers.items()):
+            if now >= at:
+                self._drop_leftover(name)
+
+    def _drop_leftover(self, name: str) -> None:
+        del self._leftovers[name]
+        folder, wall = self._tools.folder, self._tools.now()
+
+        def then(dropped: bool | None, error: Exception | None) -> None:
+            if error is None and not dropped:  # somebody writes into it
+                self._leftovers[name] = self._tools.clock() + LEFTOVER_S
+
+        self._tools.clerk.ask(lambda: folder.drop_unused(name, wall - LEFTOVER_S), then)
+
+    @property
+    def sweep_needed(self) -> bool:
+        """Whether something waits that time alone may decide."""
+        return bool(self._leftovers) or any(not s.settling for s in self.waiting.values())
+
+
+def _some(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")
+
+
+def _disagree(step: Step, save: Save) -> str:
+    mine = f"{save.place.local} of {save.place.world} ranks"
+    return f"this rank says that {mine} save it, another says {step.local} of {step.world}"

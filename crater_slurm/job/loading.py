@@ -1,0 +1,210 @@
+"""The newest checkpoint that is whole: found, agreed on by all ranks, checked and read."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, replace
+
+from crater_slurm.job import layout
+from crater_slurm.job.find import Found, common, gatherer, look, newest_first, scan
+from crater_slurm.job.saving import CheckpointError
+from crater_slurm.job.session import Session
+from crater_slurm.job.tree import StateError
+from crater_slurm.job.unpack import DamagedError, read_state
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_ASK_SECONDS = 30.0
+_RESTORE_SECONDS = 3600.0
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A state, the step it was saved at, the folder it came from, and by which way: ``cache``,
+    ``peer``, ``remote`` (the worker's words) or ``folder``. With ``ranks`` given to load, the
+    state is a dict of states by rank. ``world_size`` is how many ranks saved."""
+
+    state: Any
+    step: int
+    folder: str
+    source: str
+    run: str = ""
+    world_size: int = 1
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What load was asked for. ``ranks`` None is this rank's own file, () is all of them."""
+
+    name: str = "step"
+    step: int | None = None
+    ranks: tuple[int, ...] | None = None
+    map_location: Any = None
+    mmap: bool = False
+    verify: bool = True
+    trust: bool = False
+
+
+def steps(session: Session, name: str) -> list[Found]:
+    """Every step that this rank can see whole, in its folders or by the worker; newest first."""
+    wish = Wish(name=name, ranks=())
+    return newest_first(list(_Loader(session, wish).visible(complete=True).values()))
+
+
+def load(session: Session, wish: Wish) -> Loaded | None:
+    """The newest step that all ranks can load; None where there is none. Raises CheckpointError."""
+    loader = _Loader(session, wish)
+    gather = gatherer()
+    visible = loader.visible(complete=gather is None)
+    while True:
+        word = [(f.step, f.run, f.time) for f in visible.values()]
+        choice = common(gather(word) if gather else [word])
+        if choice is None:
+            loader.explain(visible)
+            return None
+        loaded, stop = loader.attempt(visible[choice])
+        answers = gather((loaded is not None, stop is not None)) if gather else []
+        if stop is not None:
+            raise CheckpointError(str(stop)) from stop
+        if any(stopped for _, stopped in answers):
+            raise CheckpointError(
+                f"Another rank can't load {wish.name} {choice[0]}; it says why in its own output."
+            )
+        if loaded is not None and all(good for good, _ in answers):
+            return loaded
+        del visible[choice]
+
+
+class _Loader:
+    def __init__(self, session: Session, wish: Wish) -> None:
+        self.session = session
+        self.wish = wish
+        self.rank, self.world = session.ranks()
+        self._incomplete: list[Found] = []
+
+    def visible(self, *, complete: bool) -> dict[tuple[int, str], Found]:
+        """Steps by (step, run). ``complete``: leave out those of which a rank is not here."""
+        seen: dict[tuple[int, str], Found] = {}
+        for folder in self.session.folders():
+            for found in scan(folder, self.wish.name):
+                if self._fits(found, complete):
+                    known = seen.get(found.key)
+                    if known is None or known.time < found.time:
+                        seen[found.key] = found
+                else:
+                    self._incomplete.append(found)
+        for step, run, source in self._of_worker():
+            seen.setdefault((step, run), Found(step, run, source=source))
+        if self.wish.step is not None:
+            seen = {key: found for key, found in seen.items() if key[0] == self.wish.step}
+        return seen
+
+    def _fits(self, found: Found, complete: bool) -> bool:
+        if complete and not layout.covers(found.parts):
+            return False
+        return set(self._wanted(found)) <= found.ranks
+
+    def _wanted(self, found: Found) -> list[int]:
+        """The ranks whose files this rank reads."""
+        if self.wish.ranks is None:
+            return [self.rank if found.world_size > 1 else 0]
+        return list(self.wish.ranks) or list(range(found.world_size))
+
+    def _of_worker(self) -> list[tuple[int, str, str]]:
+        ranks = None if self.wish.ranks == () else list(self.wish.ranks or [self.rank])
+        message = {"op": "available", "name": self.wish.name, "ranks": ranks}
+        answer = self.session.ask(message, "available", _ASK_SECONDS)
+        rows = answer.get("steps") if answer else None
+        good = []
+        for row in rows if isinstance(rows, list) else []:
+            if isinstance(row, list) and len(row) == 3 and type(row[0]) is int:
+                good.append((row[0], str(row[1]), str(row[2])))
+        return good
+
+    def attempt(self, found: Found) -> tuple[Loaded | None, Exception | None]:
+        """(what was loaded, None); (None, None) where it is damaged or gone; (None, an error)
+        where no other step would help."""
+        try:
+            if found.folder:
+                loaded = self._read(found)
+                if loaded is not None:
+                    return loaded, None
+            brought = self._bring(found)
+            return (self._read(brought) if brought is not None else None), None
+        except (StateError, CheckpointError) as error:
+            return None, error
+
+    def _read(self, found: Found) -> Loaded | None:
+        """What a folder has of a step; None, with a warning, where it is damaged."""
+        if self.wish.ranks is None and found.world_size not in (1, self.world):
+            raise CheckpointError(
+                f"{self.wish.name} {found.step} in {found.folder} was saved by {found.world_size} "
+                f"ranks, and there are {self.world} now. load(ranks='all') gives all their states."
+            )
+        states = {}
+        for rank in self._wanted(found):
+            entry = found.file(rank)
+            try:
+                if entry is None:
+                    raise DamagedError(f"no file of rank {rank} is in {found.folder}")
+                states[rank] = read_state(
+                    f"{found.folder}/{entry.name}",
+                    entry if self.wish.verify else None,
+                    map_location=self.wish.map_location,
+                    mmap=self.wish.mmap,
+                    trust=self.wish.trust,
+                )
+            except (DamagedError, OSError) as error:
+                warnings.warn(
+                    f"{self.wish.name} {found.step} is left out: {error}.",
+                    RuntimeWarning,
+                    stacklevel=5,
+                )
+                return None
+        own = next(iter(states.values())) if self.wish.ranks is None else states
+        return Loaded(own, found.step, found.folder, found.source, found.run, found.world_size)
+
+    def _bring(self, found: Found) -> Found | None:
+        """Have the worker bring a step into the cache."""
+        wanted = None if self.wish.ranks == () else list(self.wish.ranks or [self.rank])
+        message = {
+            "op": "restore", "name": self.wish.name, "step": found.step, "run": found.run,
+            "ranks": wanted,
+        }  # fmt: skip
+        answer = self.session.ask(message, "restored", _RESTORE_SECONDS)
+        folder = answer.get("folder") if answer else None
+        if not isinstance(folder, str):
+            reason = (answer or {}).get("error") or "the checkpoint worker does not have it"
+            warnings.warn(
+                f"{self.wish.name} {found.step} is left out: {reason}", RuntimeWarning, stacklevel=5
+            )
+            return None
+        for here in look(folder, found.step, self.wish.name):
+            if here.run == found.run and self._fits(here, False):
+                return replace(here, source=str((answer or {}).get("source") or "cache"))
+        return None
+
+    def explain(self, visible: dict[tuple[int, str], Found]) -> None:
+        """Say why there is nothing, where something is there after all."""
+        step = self.wish.step
+        left = [f for f in self._incomplete if step is None or f.step == step]
+        if visible:
+            newest = newest_first(list(visible.values()))[0]
+            warnings.warn(
+                f"Rank {self.rank} sees {self.wish.name} {newest.step}, but other ranks don't: "
+                "nothing is loaded. Save into a folder that all nodes share, or on all ranks.",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+        elif left:
+            newest = newest_first(left)[0]
+            there = ", ".join(map(str, sorted(newest.ranks)[:8]))
+            warnings.warn(
+                f"{self.wish.name} {newest.step} in {newest.folder} is not complete: it has rank "
+                f"{there} of {newest.world_size}. Where only one rank saves, all of them call "
+                "save(..., only_rank=0).",
+                RuntimeWarning,
+                stacklevel=4,
+            )
