@@ -23,6 +23,8 @@ from crater_slurm.job.wire import Channel, WireError
 LISTENER_FD = 3
 #: Who starts a worker connects at once; without anybody it is of no use.
 _CONNECT_S = 30.0
+#: Registered memory of all connections with other nodes, at most.
+_RDMA_BYTES = 4 << 30
 
 
 def no_services(_: Spec, __: object, ___: Log) -> Services:
@@ -52,6 +54,8 @@ def _run(listener: socket.socket, make: MakeServices) -> int:
         print("checkpoint worker: nobody has connected", file=sys.stderr, flush=True)
         return 1
     connection, spec = found
+    if spec.transport.startswith("rdma"):
+        syscalls.may_lock(_RDMA_BYTES)
     syscalls.become(spec.user, spec.uid, spec.gid)
     syscalls.keep_secrets()
     Worker(spec, listener, connection, make).run()

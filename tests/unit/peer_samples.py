@@ -23,7 +23,8 @@ from crater_slurm.checkpoint.spec import Spec
 from crater_slurm.job import layout
 from crater_slurm.job.layout import FileEntry, Manifest
 from crater_slurm.node.jobs import JobRecord
-from crater_slurm.node.peers import PeerServer, ticket_for
+from crater_slurm.node.peer_spec import ticket_for
+from crater_slurm.node.peers import PeerServer
 
 KEY = bytes(range(32))
 UID = 4242
@@ -122,7 +123,7 @@ class Node:
             dataclasses.replace(spec, **changes),
             log=lambda level, text: self.logged.append(f"{level} {text}"),
             is_flushed=lambda name, step, run: (name, step, run) in self.flushed,
-            flush=lambda folder, manifest: self.flushes.append((folder, manifest)),
+            flush=lambda _, folder, manifest: self.flushes.append((folder, manifest)),
             on_sent=self._on_sent,
             streams=streams,
             clock=lambda: self.now,

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from peer_samples import JOB, Node, Proxy, make_part, record, same_files, wait_until
 
 from crater_slurm.checkpoint.peers import receive, transport
-from crater_slurm.checkpoint.peers.copies import partner_of
 from crater_slurm.checkpoint.peers.frames import TransportError
 from crater_slurm.checkpoint.peers.receive import DamagedError, Incoming
+from crater_slurm.checkpoint.peers.ring import partner_of
 from crater_slurm.checkpoint.peers.transport import Carrier, Connection
 from crater_slurm.job import layout
 from crater_slurm.job.layout import CHUNK_BYTES, Manifest

@@ -20,7 +20,8 @@ from crater_slurm.checkpoint.peers.ticket import Ticket, TicketError
 from crater_slurm.model.plan import Plan
 from crater_slurm.model.token import SignedPlan, sign
 from crater_slurm.node.jobs import JobRecord
-from crater_slurm.node.peers import PeerServer, ticket_for
+from crater_slurm.node.peer_spec import ticket_for
+from crater_slurm.node.peers import PeerServer
 
 GOOD = Ticket(JOB, "c1", UID, "a", ("b",), 2000)
 

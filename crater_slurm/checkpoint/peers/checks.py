@@ -1,27 +1,12 @@
-"""Checksums of pieces, and small durable steps on files, for parts that come from elsewhere."""
+"""Pieces of files, and small durable steps on them, for parts that come from elsewhere."""
 
 from __future__ import annotations
 
-import ctypes
 import os
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
+from crater_slurm.checkpoint import syscalls
 from crater_slurm.job.layout import CHUNK_BYTES, FileEntry
-
-_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
-
-
-def _fastest() -> Callable[[memoryview], int]:
-    try:
-        from isal import isal_zlib
-    except ImportError:
-        return zlib.crc32
-    fast: Callable[[memoryview], int] = isal_zlib.crc32
-    return fast
-
-
-crc32: Callable[[memoryview], int] = _fastest()
 
 
 def pieces(entry: FileEntry) -> Iterator[tuple[int, int, int]]:
@@ -65,11 +50,9 @@ def put_in_place(partial: str, final: str) -> bool:
     if not os.path.lexists(final):
         os.rename(partial, final)
         return False
-    libc = ctypes.CDLL(None, use_errno=True)
-    result = libc.renameat2(
-        _AT_FDCWD, os.fsencode(partial), _AT_FDCWD, os.fsencode(final), _RENAME_EXCHANGE
-    )
-    if result:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), final)
+    parent = os.open(os.path.dirname(final), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        syscalls.exchange(parent, os.path.basename(partial), os.path.basename(final))
+    finally:
+        os.close(parent)
     return True

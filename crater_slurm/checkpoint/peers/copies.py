@@ -1,8 +1,8 @@
 """All of a worker's dealings with the other nodes of its job, in one object.
 
 The worker tells it what was saved and flushed, hands it the connections that the daemon took, and
-asks it for a checkpoint that this node lacks. Every call but ``fetch`` and ``look_after`` returns
-at once; those two belong into a thread that may wait.
+asks it for a checkpoint that this node lacks. Every call but ``available``, ``fetch`` and
+``look_after`` returns at once; those belong into a thread that may wait.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from crater_slurm.checkpoint.peers import transport
 from crater_slurm.checkpoint.peers.fetch import Brought, Fetcher
 from crater_slurm.checkpoint.peers.frames import TransportError
 from crater_slurm.checkpoint.peers.heir import GRACE_SECONDS, Heir
+from crater_slurm.checkpoint.peers.ring import partner_of
 from crater_slurm.checkpoint.peers.send import Courier, Sender
 from crater_slurm.checkpoint.peers.serve import Log, Service
 from crater_slurm.checkpoint.peers.store import PeerStore, key_of
@@ -33,17 +34,9 @@ _MOST_CONNECTIONS = 64
 _ASK_SECONDS = 30.0
 
 
-def partner_of(nodes: Iterable[str], node: str) -> str:
-    """The node that keeps this one's copies: the next in Slurm's order, the first after the last;
-    "" for a job on one node."""
-    ring = list(nodes)
-    if node not in ring or len(ring) < 2:
-        return ""
-    return ring[(ring.index(node) + 1) % len(ring)]
-
-
 class Copies:
-    """``is_flushed(name, step, run)`` and ``flush(folder, manifest)``: the worker's flusher's."""
+    """``is_flushed(name, step, run)``: whether this node's own part is at the destination;
+    ``flush(node, folder, manifest)`` begins to bring a lost node's part there."""
 
     def __init__(
         self,
@@ -51,7 +44,7 @@ class Copies:
         *,
         log: Log,
         is_flushed: Callable[[str, int, str], bool],
-        flush: Callable[[str, Manifest], None],
+        flush: Callable[[str, str, Manifest], None],
         on_sent: Callable[[Manifest, int, float], None] = lambda *_: None,
         streams: int = 1,
         clock: Callable[[], float] = time.monotonic,
@@ -69,7 +62,9 @@ class Copies:
         self._service = Service(
             self._store, is_flushed=is_flushed, others=lambda: self._known, log=log
         )
-        self._fetcher = Fetcher(spec.node, self._store, self._others, self._reach, log)
+        self._fetcher = Fetcher(
+            spec.node, self._store, self._others, self._reach, self._reach_data, log
+        )
         self.partner = partner_of(spec.nodes, spec.node)
         self.carrier = ""
         self._sender: Sender | None = None
@@ -110,10 +105,23 @@ class Copies:
         threading.Thread(target=self._serve, args=(plain, node, may_put), daemon=True).start()
 
     def fetch(
-        self, name: str, step: int | None = None, ranks: Iterable[int] | None = None
+        self,
+        name: str,
+        step: int | None = None,
+        ranks: Iterable[int] | None = None,
+        run: str | None = None,
     ) -> Brought | None:
-        """Have a complete checkpoint here; see Fetcher.bring."""
-        return self._fetcher.bring(name, step, ranks)
+        """Have a complete checkpoint here; see Fetcher.bring. May take long."""
+        return self._fetcher.bring(name, step, ranks, run)
+
+    def available(self, name: str) -> list[tuple[int, str, float]]:
+        """(step, run, time) of what the job's nodes hold together. May take a while."""
+        return self._fetcher.available(name)
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is no other node to ask, of this run or an earlier one."""
+        return not self._others() or not self._spec.token
 
     def look_after(self, ended: bool) -> bool:
         """See to it that copies of lost nodes reach the destination, about once a minute; whether
@@ -152,10 +160,14 @@ class Copies:
         return {node: at for node, at in self._known.items() if node != self._spec.node}
 
     def _reach(self, node: str, address: str) -> Connection:
+        """For questions, which are not worth registered memory."""
+        return transport.connect(address, self._spec.token, node, Carrier())
+
+    def _reach_data(self, node: str, address: str) -> Connection:
         return transport.connect(address, self._spec.token, node, self._carrier)
 
     def _to_partner(self) -> Connection:
-        connection = self._reach(self.partner, self._spec.peers[self.partner])
+        connection = self._reach_data(self.partner, self._spec.peers[self.partner])
         if self.carrier != connection.name or connection.reason:
             why = f": {connection.reason}" if connection.reason else ""
             if self.carrier != connection.name:
@@ -196,7 +208,7 @@ class Copies:
     def _tell_flushed(self, manifest: Manifest) -> None:
         """Only saves the partner a question later on, so a failure is no matter."""
         try:
-            connection = self._to_partner()
+            connection = self._reach(self.partner, self._spec.peers[self.partner])
             try:
                 connection.send({"op": "flushed", "key": key_of(manifest)})
                 connection.receive(0, _ASK_SECONDS)

@@ -12,11 +12,13 @@ import contextlib
 import json
 import os
 import shutil
+import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from crater_slurm.checkpoint.peers import survey
-from crater_slurm.checkpoint.peers.checks import crc32, put_in_place, sync_folder
+from crater_slurm.checkpoint.peers.checks import put_in_place, sync_folder
 from crater_slurm.checkpoint.peers.frames import Header, TransportError, whole
 from crater_slurm.checkpoint.peers.receive import DamagedError, Incoming
 from crater_slurm.checkpoint.peers.serve import MOST_LIST, MOST_MANIFEST, Log, head
@@ -24,12 +26,14 @@ from crater_slurm.checkpoint.peers.store import Part, PeerStore, local_parts, re
 from crater_slurm.checkpoint.peers.survey import Choice, Have
 from crater_slurm.checkpoint.peers.ticket import is_node
 from crater_slurm.checkpoint.peers.transport import Connection, refusal
+from crater_slurm.checkpoint.sums import crc32
 from crater_slurm.job import layout
 from crater_slurm.job.layout import CHUNK_BYTES, LayoutError, Manifest
 
 _ASKING_THREADS = 32
 _MOST_NODES = 4096
 _ANSWER_SECONDS = 60.0
+_SURVEY_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +48,8 @@ class Brought:
 
 
 class Fetcher:
-    """``reach(node, address)`` opens a connection; ``addresses``: the job's other nodes."""
+    """``reach(node, address)`` opens a connection for questions, ``reach_data`` one for parts;
+    ``addresses``: the job's other nodes."""
 
     def __init__(
         self,
@@ -52,11 +57,16 @@ class Fetcher:
         store: PeerStore,
         addresses: Callable[[], Mapping[str, str]],
         reach: Callable[[str, str], Connection],
+        reach_data: Callable[[str, str], Connection],
         log: Log,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock = clock
         self._node, self._store, self._log = node, store, log
-        self._addresses, self._reach = addresses, reach
+        self._addresses, self._reach, self._reach_data = addresses, reach, reach_data
         self._learnt: dict[str, str] = {}
+        self._lock = threading.Lock()
+        self._surveyed: dict[str, tuple[float, list[Have]]] = {}
 
     def survey(self, name: str) -> list[Have]:
         """What this node and all that can be reached have of a kind of checkpoints."""
@@ -73,15 +83,32 @@ class Fetcher:
                             self._learnt.setdefault(node, address)
         return found
 
+    def available(self, name: str) -> list[tuple[int, str, float]]:
+        """(step, run, time) of what the nodes hold together, the newest first. What was found is
+        good for a moment: all ranks of a node ask at once."""
+        with self._lock:
+            at, found = self._surveyed.get(name, (float("-inf"), []))
+            if self._clock() - at > _SURVEY_SECONDS:
+                found = self.survey(name)
+                self._surveyed[name] = self._clock(), found
+        return [(c.step, c.run, c.time) for c in survey.complete(found, self._node, name)]
+
     def bring(
-        self, name: str, step: int | None = None, ranks: Iterable[int] | None = None
+        self,
+        name: str,
+        step: int | None = None,
+        ranks: Iterable[int] | None = None,
+        run: str | None = None,
     ) -> Brought | None:
         """Have the newest complete checkpoint (or that of a step) here, with all its ranks or
         these; None when the nodes do not hold one together. Raises TransportError when they do
-        and it could not be brought, OSError by the disk."""
-        choice = survey.choose(self.survey(name), self._node, name, step)
-        if choice is None:
-            return None
+        and it could not be brought, OSError by the disk. One at a time: who asks for the same a
+        moment later finds it here."""
+        with self._lock:
+            choice = survey.choose(self.survey(name), self._node, name, step, run)
+            return self._bring(choice, ranks) if choice else None
+
+    def _bring(self, choice: Choice, ranks: Iterable[int] | None) -> Brought:
         parts, fetched, borrowed = [], 0, []
         for sources in survey.needed(choice, ranks):
             part, length = self._part(choice, sources)
@@ -143,7 +170,8 @@ class Fetcher:
             **{key: getattr(have, key) for key in ("owner", "name", "step", "run")},
             "rank": min(have.ranks),
         }
-        with contextlib.closing(self._reach(have.node, self._learnt[have.node])) as connection:
+        address = self._learnt[have.node]
+        with contextlib.closing(self._reach_data(have.node, address)) as connection:
             connection.send({"op": "part", **wanted})
             header, data = connection.receive(MOST_MANIFEST, _ANSWER_SECONDS)
             if header["op"] != "part":

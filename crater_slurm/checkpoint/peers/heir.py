@@ -20,13 +20,13 @@ GRACE_SECONDS = 600.0
 
 class Heir:
     """``ask(node, manifest)``: whether the owner has flushed it, None when it can't be reached.
-    ``flush(folder, manifest)`` begins to bring it to the destination."""
+    ``flush(node, folder, manifest)`` begins to bring it to the destination."""
 
     def __init__(
         self,
         store: PeerStore,
         ask: Callable[[str, Manifest], bool | None],
-        flush: Callable[[str, Manifest], None],
+        flush: Callable[[str, str, Manifest], None],
         clock: Callable[[], float] = time.monotonic,
         grace_seconds: float = GRACE_SECONDS,
     ) -> None:
@@ -75,5 +75,5 @@ class Heir:
         since = self._silent.setdefault(node, self._clock())
         if self._clock() - since >= self._grace:
             self._given.add(f"{node} {key}")
-            self._flush(part.path, part.manifest)
+            self._flush(node, part.path, part.manifest)
         return False

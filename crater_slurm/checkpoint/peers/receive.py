@@ -13,13 +13,13 @@ import shutil
 import threading
 
 from crater_slurm.checkpoint.peers.checks import (
-    crc32,
     pieces,
     put_in_place,
     read_piece,
     sync_folder,
     write_all,
 )
+from crater_slurm.checkpoint.sums import crc32
 from crater_slurm.job import layout
 from crater_slurm.job.layout import CHUNK_BYTES, FileEntry, Manifest
 

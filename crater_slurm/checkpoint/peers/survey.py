@@ -46,6 +46,7 @@ class Choice:
     name: str
     step: int
     run: str
+    time: float
     sources: dict[int, tuple[Have, ...]]
 
 
@@ -87,23 +88,33 @@ def _check(have: Have) -> None:
         raise ValueError("ranks that can't be")
 
 
-def choose(haves: Iterable[Have], here: str, name: str, step: int | None = None) -> Choice | None:
-    """The newest complete checkpoint of a name (and step); by time, for a run may go back.
+def choose(
+    haves: Iterable[Have], here: str, name: str, step: int | None = None, run: str | None = None
+) -> Choice | None:
+    """The newest complete checkpoint of a name (and step, and run)."""
+    fits = (c for c in complete(haves, here, name) if step in (None, c.step))
+    return next((c for c in fits if run in (None, c.run)), None)
+
+
+def complete(haves: Iterable[Have], here: str, name: str) -> list[Choice]:
+    """All complete checkpoints of a name, the newest first; by time, for a run may go back.
 
     Parts on ``here`` come first, then parts at their owners, then copies.
     """
     steps: dict[tuple[str, int, str, int], list[Have]] = {}
     for have in haves:
-        if have.name == name and step in (None, have.step):
+        if have.name == name:
             steps.setdefault(have.step_key, []).append(have)
     newest = sorted(
         steps.values(), key=lambda parts: (max(p.time for p in parts), parts[0].step), reverse=True
     )
+    found = []
     for parts in newest:
         sources = _by_rank(parts, here)
         if len(sources) == parts[0].world_size:
-            return Choice(name, parts[0].step, parts[0].run, sources)
-    return None
+            saved = max(part.time for part in parts)
+            found.append(Choice(name, parts[0].step, parts[0].run, saved, sources))
+    return found
 
 
 def _by_rank(parts: Sequence[Have], here: str) -> dict[int, tuple[Have, ...]]:
