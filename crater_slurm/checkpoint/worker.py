@@ -12,9 +12,11 @@ import select
 import socket
 import sys
 import traceback
+from collections.abc import Callable
 
 from crater_slurm.checkpoint import loop, syscalls
 from crater_slurm.checkpoint.loop import MakeServices, Worker
+from crater_slurm.checkpoint.peers.services import WithCopies
 from crater_slurm.checkpoint.services import Nothing, Services
 from crater_slurm.checkpoint.spec import Spec
 from crater_slurm.checkpoint.threads import Log
@@ -27,12 +29,12 @@ _CONNECT_S = 30.0
 _RDMA_BYTES = 4 << 30
 
 
-def no_services(_: Spec, __: object, ___: Log) -> Services:
-    """What a job has that keeps its checkpoints on the node."""
-    return Nothing()
+def default_services(spec: Spec, changed: Callable[[], None], log: Log) -> Services:
+    """What a job has beyond its node: copies on its other nodes, where the site has them."""
+    return WithCopies(spec, Nothing(), changed, log) if spec.token else Nothing()
 
 
-def main(make: MakeServices = no_services) -> int:
+def main(make: MakeServices = default_services) -> int:
     """Run until the job is over and all is done; the process's exit status."""
     code = 1
     try:

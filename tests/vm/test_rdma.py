@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,7 +58,7 @@ class Worker:
     def wait_for(self, text: str) -> None:
         """Wait until it has said something; a failure shows what it said instead."""
         try:
-            self.guest.wait_for(f"grep -qF '{text}' {PLACE}/{self.name}.log", 120)
+            self.guest.wait_for(f"grep -qF {shlex.quote(text)} {PLACE}/{self.name}.log", 60)
         except GuestError as error:
             raise GuestError(f"{error}\n{self.log()}") from error
 

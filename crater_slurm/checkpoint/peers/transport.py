@@ -12,12 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from crater_slurm.checkpoint.peers import handshake
+from crater_slurm.checkpoint.peers import handshake, rdma, verbs
 from crater_slurm.checkpoint.peers.frames import Header, TransportError, text
 from crater_slurm.checkpoint.peers.tcp import TcpConnection
 
 #: How long one frame may take from its first byte to its last; a piece of 8 MiB, mostly.
 FRAME_SECONDS = 60.0
+#: How long the other end may take to register its memory.
+_ARRANGE_SECONDS = 30.0
 
 
 class Connection(Protocol):
@@ -96,7 +98,7 @@ def accept(plain: socket.socket, carrier: Carrier, seconds: float = 10.0) -> Con
     """The worker's end of a connection whose ticket the daemon has checked."""
     connection = TcpConnection(plain, FRAME_SECONDS)
     try:
-        wish, _ = connection.receive(0, seconds)
+        wish, _ = connection.receive(0, max(seconds, _ARRANGE_SECONDS))
         if wish["op"] != "transport":
             raise TransportError(f"begin with {wish['op']!r:.40}")
         if wish.get("want") != "rdma":
@@ -110,22 +112,18 @@ def accept(plain: socket.socket, carrier: Carrier, seconds: float = 10.0) -> Con
 
 def _arrange(connection: TcpConnection, carrier: Carrier, seconds: float) -> Connection:
     if carrier.kind == "rdma":
-        from crater_slurm.checkpoint.peers import rdma, verbs
-
         try:
             ours = verbs.Endpoint(carrier)
         except verbs.RdmaError as error:
             connection.reason = str(error)
         else:
-            return rdma.offer(connection, ours, seconds)
+            return rdma.offer(connection, ours, _ARRANGE_SECONDS)
     connection.send({"op": "transport", "want": "tcp"})
     connection.receive(0, seconds)
     return connection
 
 
 def _answer(connection: TcpConnection, carrier: Carrier, wish: Header) -> Connection:
-    from crater_slurm.checkpoint.peers import rdma, verbs
-
     try:
         if carrier.kind != "rdma":
             raise verbs.RdmaError("RDMA is off on this node (node.checkpoints.peer_transport).")

@@ -211,9 +211,11 @@ class Endpoint:
         """Bring the queue pair up towards the owner of ``card``, ready to receive."""
         verbs, carrier = self.verbs, self.carrier
         try:
-            gid = str(ipaddress.IPv6Address(text(card, "gid", 64)))
+            number = int(ipaddress.IPv6Address(text(card, "gid", 64)))
         except ValueError as error:
             raise TransportError(f"use the RDMA address: {error}") from error
+        # pyverbs reads eight groups of hexadecimal digits alone; Python writes some otherwise.
+        gid = ":".join(f"{number >> shift & 0xFFFF:04x}" for shift in range(112, -1, -16))
         attributes = verbs.qp.QPAttr(port_num=carrier.port)
         attributes.dest_qp_num = whole(card, "qpn", (1 << 24) - 1)
         attributes.path_mtu = min(int(self.mtu), whole(card, "mtu", 5, 1))
