@@ -68,7 +68,12 @@ class Node:
     """One node: ``folder`` is the job's in its cache."""
 
     def __init__(
-        self, name: str, folder: Path, listen: str = "127.0.0.1:0", job: JobRecord | None = None
+        self,
+        name: str,
+        folder: Path,
+        listen: str = "127.0.0.1:0",
+        job: JobRecord | None = None,
+        seconds: float = 5.0,
     ) -> None:
         self.name, self.folder = name, folder
         folder.mkdir(parents=True, exist_ok=True)
@@ -85,7 +90,7 @@ class Node:
             keys=lambda: (KEY,),
             job=lambda job_id: self.record if job_id == self.record.job_id else None,
             hand_over=self._hand_over,
-            seconds=5.0,
+            seconds=seconds,
         )
         self.address = self.server.address
         self.server.start()
@@ -235,7 +240,7 @@ def main(path: str) -> None:
     Prints its address, then what it logs; and for a fetch what came of it.
     """
     told = json.loads(Path(path).read_text())
-    node = Node(told["name"], Path(told["folder"]), told.get("listen", "127.0.0.1:0"))
+    node = Node(told["name"], Path(told["folder"]), told.get("listen", "127.0.0.1:0"), seconds=60)
     copies = node.work(told["nodes"], told["peers"], transport=told.get("transport", "tcp"))
     print(node.address, flush=True)
     for step_folder in told.get("send", ()):

@@ -22,8 +22,8 @@ from .node import SOURCE, push_source
 
 PROGRAM = Path(__file__).resolve().parents[1] / "unit" / "peer_samples.py"
 PLACE = "/var/tmp/peers"
-SIZE = 20_000_000
-"""Three pieces; several times what one slot takes, and more pieces than slots in all."""
+SIZE = 45_000_000
+"""Six pieces, through four slots."""
 
 _ports = itertools.count(9300)
 

@@ -167,8 +167,7 @@ class RdmaConnection:
 
     def _collect(self, end: float) -> None:
         """Read one message while waiting for a credit; what is no credit waits for `receive`."""
-        self._control.wait_readable(end)
-        header, data = self._control.receive(_SMALL, 0.0)
+        header, data = self._control.receive(_SMALL, end - self._control.now())
         if header["op"] == "credit":
             self._credits += 1
         elif len(self._inbox) < _MOST_SLOTS:

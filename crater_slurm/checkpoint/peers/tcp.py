@@ -89,19 +89,6 @@ class TcpConnection:
         self._fill(data, end)
         return header, data
 
-    def wait_readable(self, end: float | None, *others: int) -> list[int]:
-        """Descriptors that have something, of ours and ``others``; raises at ``end``."""
-        poll = select.poll()
-        for fd in (self._socket.fileno(), *others):
-            if fd < 0:
-                raise TransportError("go on: the connection is closed")
-            poll.register(fd, select.POLLIN)
-        left = None if end is None else max(0.0, end - self._clock()) * 1000
-        found = [fd for fd, _ in poll.poll(left)]
-        if not found:
-            raise TransportError("go on: the other end was too slow")
-        return found
-
     @property
     def deadline(self) -> float:
         """When a frame that begins now must be through."""
@@ -119,10 +106,6 @@ class TcpConnection:
     def close(self) -> None:
         self.abort()
         self._socket.close()
-
-    def detach(self) -> socket.socket:
-        """The socket itself, for another process; this end is of no more use."""
-        return self._socket
 
     def _send(self, views: list[memoryview], end: float, flags: int = 0) -> None:
         while views:
