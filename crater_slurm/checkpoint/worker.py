@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 from crater_slurm.checkpoint import loop, syscalls
 from crater_slurm.checkpoint.loop import MakeServices, Worker
+from crater_slurm.checkpoint.peers import verbs
 from crater_slurm.checkpoint.peers.services import WithCopies
 from crater_slurm.checkpoint.services import Nothing, Services
 from crater_slurm.checkpoint.spec import Spec
@@ -58,6 +59,7 @@ def _run(listener: socket.socket, make: MakeServices) -> int:
     connection, spec = found
     if spec.transport.startswith("rdma"):
         syscalls.may_lock(_RDMA_BYTES)
+        verbs.preload()
     syscalls.become(spec.user, spec.uid, spec.gid)
     syscalls.keep_secrets()
     Worker(spec, listener, connection, make).run()

@@ -7,7 +7,6 @@ checked before a folder gets its final name; a source that fails is left for the
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import json
 import os
@@ -15,6 +14,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from crater_slurm.checkpoint.peers import survey
@@ -73,7 +73,7 @@ class Fetcher:
         found = [self._have(part) for part in self._here() if part.manifest.name == name]
         asked: set[str] = {self._node}
         self._learnt = dict(self._addresses())
-        with concurrent.futures.ThreadPoolExecutor(_ASKING_THREADS) as pool:
+        with ThreadPoolExecutor(_ASKING_THREADS) as pool:
             while new := [n for n in self._learnt if n not in asked][:_MOST_NODES]:
                 asked.update(new)
                 for haves, others in pool.map(lambda node: self._ask(node, name), new):

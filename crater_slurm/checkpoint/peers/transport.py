@@ -7,6 +7,7 @@ and ``Connection.reason`` says why.
 
 from __future__ import annotations
 
+import encodings.idna  # noqa: F401  # by host names; later on this user may not read the code
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -67,6 +67,12 @@ class Verbs:
         return getattr(getattr(self._enums, family), name) if found is None else found
 
 
+def preload() -> None:
+    """Load pyverbs, if it is there, while this process may still read it."""
+    with contextlib.suppress(RdmaError):
+        Verbs()
+
+
 class Completions:
     """A completion queue that is waited for by poll(2) on its channel's descriptor."""
 
