@@ -97,6 +97,7 @@ def test_what_a_trainer_saves_outlives_its_node(pair: tuple[Node, Node]) -> None
     assert (Path(answer["folder"]) / "rank-00000.safetensors").read_bytes() == DATA[0]
     trainer.send("restore", name="step", step=None)
     answer = trainer.hear("restored")
+    assert answer["folder"], answer["error"]
     assert (Path(answer["folder"]) / "rank-00001.safetensors").read_bytes() == DATA[1]
 
 
@@ -245,7 +246,7 @@ def test_a_worker_that_can_t_be_reached_costs_the_visitor_its_connection(tmp_pat
     server.start()
     text = ticket_for(record("a"), ("b",), (KEY,), time.time())
     for count in (1, 2):
-        with pytest.raises(TransportError, match="closed the connection"):
+        with pytest.raises(TransportError, match="closed the connection|reset by peer"):
             transport.connect(server.address, text, "b", transport.Carrier())
         assert len(calls) == count
     server.stop()

@@ -22,7 +22,7 @@ from crater_slurm.checkpoint.peers.checks import put_in_place, sync_folder
 from crater_slurm.checkpoint.peers.frames import Header, TransportError, whole
 from crater_slurm.checkpoint.peers.receive import DamagedError, Incoming
 from crater_slurm.checkpoint.peers.serve import MOST_LIST, MOST_MANIFEST, Log, head
-from crater_slurm.checkpoint.peers.store import Part, PeerStore, local_parts, remove_step
+from crater_slurm.checkpoint.peers.store import Part, PeerStore, local_parts
 from crater_slurm.checkpoint.peers.survey import Choice, Have
 from crater_slurm.checkpoint.peers.ticket import is_node
 from crater_slurm.checkpoint.peers.transport import Connection, refusal
@@ -109,17 +109,13 @@ class Fetcher:
             return self._bring(choice, ranks) if choice else None
 
     def _bring(self, choice: Choice, ranks: Iterable[int] | None) -> Brought:
-        parts, fetched, borrowed = [], 0, []
+        parts, fetched = [], 0
         for sources in survey.needed(choice, ranks):
             part, length = self._part(choice, sources)
             parts.append(part)
             fetched += length
-            if length:
-                borrowed.append(part)
         folder = _assemble(self._store.folder, choice, parts)
-        for part in borrowed:  # its files live on in the step's own folder
-            if part.path != folder:
-                remove_step(part.path)
+        self._store.drop_fetched()  # its files live on in the step's own folder
         return Brought(choice.name, choice.step, choice.run, folder, fetched)
 
     def _here(self) -> list[Part]:
@@ -187,7 +183,7 @@ class Fetcher:
     def _receive(
         self, connection: Connection, have: Have, wanted: Header, manifest: Manifest
     ) -> tuple[Part, int]:
-        incoming = Incoming(self._store.place(have.origin), manifest)
+        incoming = Incoming(self._store.fetched(have.origin), manifest)
         try:
             for file, entry in enumerate(manifest.files):
                 connection.send({"op": "pull", **wanted, "file": entry.name})

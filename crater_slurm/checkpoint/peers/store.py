@@ -2,6 +2,7 @@
 
     <folder>/.peer-<node>/step-000000120.<run>/     whole, like any part
     <folder>/.peer-<node>/.step-000000120.<run>.partial/
+    <folder>/.fetched.peer-<node>/...               brought here from there, for a moment
 
 Everything here belongs to the job's user, who may have changed it: what is read is checked, and
 what is sent on is checked again by its receiver.
@@ -20,6 +21,7 @@ from crater_slurm.job.layout import Manifest
 
 _PREFIX = ".peer-"
 _FLUSHED = ".flushed"
+_FETCHED = ".fetched"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,18 @@ class PeerStore:
             raise ValueError(f"{node!r:.80} is no node's name")
         return os.path.join(self.folder, _PREFIX + node)
 
+    def fetched(self, node: str) -> str:
+        """Folder of what is being fetched of a node's: apart from what that node may bring at the
+        same moment."""
+        return os.path.join(self.folder, _FETCHED + os.path.basename(self.place(node)))
+
+    def drop_fetched(self) -> None:
+        """Remove what was fetched, or half fetched."""
+        with contextlib.suppress(OSError):
+            for name in os.listdir(self.folder):
+                if name.startswith(_FETCHED):
+                    shutil.rmtree(os.path.join(self.folder, name), ignore_errors=True)
+
     def nodes(self) -> list[str]:
         """Nodes that have something here."""
         with contextlib.suppress(OSError):
@@ -120,7 +134,7 @@ class PeerStore:
         """Remove all but a node's newest parts; the newest is never removed."""
         parts = [part for part in self.parts(node) if part.manifest.name == name]
         for part in parts[max(1, self._keep if keep is None else keep) :]:
-            remove_step(part.path)
+            _remove_step(part.path)
 
     def drop_partials(self, node: str, keep: str = "") -> None:
         """Remove what nobody will finish: all of a node's partials but one."""
@@ -157,7 +171,7 @@ def _partials(place: str) -> list[str]:
     return []
 
 
-def remove_step(path: str) -> None:
+def _remove_step(path: str) -> None:
     """Take a step away so that a half removed one is never taken for a whole one."""
     hidden = os.path.join(os.path.dirname(path), layout.partial_name(os.path.basename(path)))
     shutil.rmtree(hidden, ignore_errors=True)

@@ -240,7 +240,10 @@ class Endpoint:
 
     def expect(self) -> None:
         """Let one more write of the other end complete here."""
-        self.pair.post_recv(self.verbs.wr.RecvWR(num_sge=0, sg=[]))
+        # A write with immediate uses up a receive and touches none of its memory; one byte of it
+        # must be named all the same.
+        place = self.verbs.wr.SGE(self.incoming.address, 1, self.incoming.region.lkey)
+        self.pair.post_recv(self.verbs.wr.RecvWR(num_sge=1, sg=[place]))
 
     def write(self, slot: int, length: int, address: int, rkey: int) -> None:
         """Start writing a slot of ours to an address of the other end."""
