@@ -14,9 +14,11 @@ import sys
 import traceback
 from collections.abc import Callable
 
-from crater_slurm.checkpoint import loop, syscalls
+from crater_slurm.checkpoint import loop, remote, syscalls
 from crater_slurm.checkpoint.loop import MakeServices, Worker
+from crater_slurm.checkpoint.onward import Onward
 from crater_slurm.checkpoint.peers import verbs
+from crater_slurm.checkpoint.peers.lost import LostNode
 from crater_slurm.checkpoint.peers.services import WithCopies
 from crater_slurm.checkpoint.services import Nothing, Services
 from crater_slurm.checkpoint.spec import Spec
@@ -31,8 +33,12 @@ _RDMA_BYTES = 4 << 30
 
 
 def default_services(spec: Spec, changed: Callable[[], None], log: Log) -> Services:
-    """What a job has beyond its node: copies on its other nodes, where the site has them."""
-    return WithCopies(spec, Nothing(), changed, log) if spec.token else Nothing()
+    """What a job has beyond its node's cache: a destination and staged data, where it asked, and
+    copies on its other nodes, where the site has them."""
+    onward = Onward(spec, changed, log) if spec.remote.url or spec.stage else Nothing()
+    if not spec.token:
+        return onward
+    return WithCopies(spec, onward, changed, log, lambda lost: LostNode(lost, changed, log))
 
 
 def main(make: MakeServices = default_services) -> int:
@@ -57,6 +63,8 @@ def _run(listener: socket.socket, make: MakeServices) -> int:
         print("checkpoint worker: nobody has connected", file=sys.stderr, flush=True)
         return 1
     connection, spec = found
+    for url in (spec.remote.url, *spec.stage):
+        remote.preload(url)
     if spec.transport.startswith("rdma"):
         syscalls.may_lock(_RDMA_BYTES)
         verbs.preload()

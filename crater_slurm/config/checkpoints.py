@@ -38,6 +38,14 @@ def _transport(text: str) -> str:
     return text
 
 
+def _named_once(stores: tuple[Remote, ...]) -> tuple[Remote, ...]:
+    for what in ("name", "url"):
+        values = [getattr(store, what) for store in stores]
+        if twice := {value for value in values if values.count(value) > 1}:
+            raise ValueError(f"have the {what} {', '.join(sorted(twice))} twice")
+    return stores
+
+
 class Remote(Section):
     """A store of the site's. Jobs get in with the site's credentials below ``<url>/<user>/``."""
 
@@ -90,14 +98,17 @@ class Checkpoints(Section):
         default="auto", description="How files are written; auto takes io_uring where it works."
     )
     rate_mb_s: float = Field(
-        default=0, ge=0, description="A job's limit on the way to its destination; 0: none."
+        default=0,
+        ge=0,
+        description="A job's checkpoints are written no faster than this, on its node and at the "
+        "destination; 0: no limit.",
     )
     destination: Annotated[str, AfterValidator(_destination)] = Field(
         default="",
         description="Where checkpoints go for checkpoint=on: a path or URL with %u %j %A %a %x %c "
         "for user, job, array job, array task, job name, cluster. Empty: they stay on the node.",
     )
-    remotes: tuple[Remote, ...] = Field(
+    remotes: Annotated[tuple[Remote, ...], AfterValidator(_named_once)] = Field(
         default=(),
         description="The site's stores, each with name, url, endpoint, region, addressing (auto, "
         "path, virtual), ca_bundle and credentials_file (root's, 0600). A job gets in with them "

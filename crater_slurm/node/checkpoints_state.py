@@ -70,6 +70,9 @@ def begin(record: JobRecord, before: JobRecord | None) -> dict[str, Any]:
 def take(record: JobRecord, message: Mapping[str, object]) -> bool:
     """Put a worker's ``state`` into the record; whether it says something new."""
     steps = [step for step in map(_step, _list(message.get("steps"))) if step]
+    if record.checkpoints.get("unreachable"):
+        # The worker has no destination and calls everything flushed; the job has one.
+        steps = [{**step, "flushed": False} for step in steps]
     counters = _counters(message.get("counters"))
     # A message may not hold all steps; then a counter says how many there are.
     unsafe = sum(not step["flushed"] for step in steps)

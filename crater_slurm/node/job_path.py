@@ -55,24 +55,24 @@ def prepare(services: Services) -> None:
         _log.warning("job path: couldn't lay crater_slurm.job out: %s", error)
 
 
-def contents() -> dict[str, bytes]:
-    """The files by their path in the folder."""
-    files = {"crater_slurm/__init__.py": _INIT.encode()}
+def contents() -> dict[str, tuple[bytes, int]]:
+    """The files' contents and modes by their path in the folder."""
+    files = {"crater_slurm/__init__.py": (_INIT.encode(), 0o644)}
     source = paths.PACKAGE / "job"
     for file in sorted(source.rglob("*.py")):
-        files[f"crater_slurm/job/{file.relative_to(source)}"] = file.read_bytes()
+        files[f"crater_slurm/job/{file.relative_to(source)}"] = (file.read_bytes(), 0o644)
     return files
 
 
-def write(files: dict[str, bytes], folder: Path) -> None:
+def write(files: dict[str, tuple[bytes, int]], folder: Path) -> None:
     """Write the files, readable by all, over whatever is there. Raises OSError."""
     if folder.is_dir():
         shutil.rmtree(folder)
-    for name, data in files.items():
+    for name, (data, mode) in files.items():
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
         target.write_bytes(data)
-        target.chmod(0o644)
+        target.chmod(mode)
         # Users can't write here, so without this every import would compile it all again.
         py_compile.compile(
             str(target), quiet=2, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH

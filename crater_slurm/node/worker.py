@@ -121,6 +121,8 @@ class Worker:
     since: float = field(default_factory=time.monotonic)
     told_end: bool = False
     heard: bool = False
+    #: Its failure has been counted already.
+    counted: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def listen(self, receive: Receive, lost: Lost) -> None:

@@ -94,6 +94,8 @@ class Workers:
                     raise
                 old, slot.worker = slot.worker, None  # dead unnoticed, or it reads nothing
                 old.end(_END_SECONDS)
+                old.counted = True
+                self._failed(slot, record)
                 self._ensure(slot, record).send(message, fds)
         finally:
             slot.lock.release()
@@ -193,10 +195,14 @@ class Workers:
 
     def _find_or_launch(self, slot: Slot, record: JobRecord) -> Worker:
         """Connect to the worker that runs, or start one, and give it its spec."""
+        unreachable = record.checkpoints.get("unreachable")
         spec = self._spec(record)
         known = record.checkpoints.get("worker", {})
         pid, born = int(known.get("pid", 0)), str(known.get("born", ""))
         found = worker.find(record.job_id, self._folder, pid, born)
+        if found is not None and unreachable:
+            found.end(_END_SECONDS)  # it was never told how to reach the destination
+            found = None
         if found is not None:
             _log.info("workers: job %s: found its worker again", record.job_id)
         else:
@@ -206,6 +212,9 @@ class Workers:
         self._services.note_checkpoints(record, used=True, done=False, worker=started)
         try:
             found.send({"op": "spec", "spec": spec})
+        except WorkerError:
+            found.counted = True
+            raise
         finally:
             found.listen(
                 lambda sender, message: self._mail.receive(sender, slot, message), self._lost
@@ -220,15 +229,17 @@ class Workers:
             except SlurmError as error:
                 raise WorkerError(f"ask Slurm about job {record.job_id}: {error}") from error
         place = worker_spec.destination(self._services, record)
-        problem = place.problem
+        problem, unreachable = place.problem, False
         try:
             spec = worker_spec.build(self._services, record, place)
         except DestinationError as error:
-            problem = f"couldn't {error}"
+            problem, unreachable = f"couldn't {error}", True
             spec = worker_spec.build(self._services, record, type(place)())
         if problem and problem != record.checkpoints.get("problem"):
             _log.warning("workers: job %s: no destination: %s", record.job_id, problem)
-        self._services.note_checkpoints(record, destination=place.url, problem=problem)
+        self._services.note_checkpoints(
+            record, destination=place.url, problem=problem, unreachable=unreachable
+        )
         return spec.to_json()
 
     def _lost(self, gone: Worker) -> None:
@@ -272,7 +283,8 @@ class Workers:
         )
         if self._clock() - gone.since > _LIVED_SECONDS:
             slot.failures = 0
-        self._failed(slot, record)
+        if not gone.counted:
+            self._failed(slot, record)
 
     def _failed(self, slot: Slot, record: JobRecord) -> None:
         """Count a failure: the next start waits longer, and once there is nothing to lose, ends."""

@@ -148,12 +148,19 @@ class Trainer:
         self.map = mmap.mmap(self.fd, self.length) if self.length else None
         self.head = self.freed = 0
         self.number = 0
+        self.unsaved: dict[int, list[dict[str, Any]]] = {}
 
     def hear(self, operation: str, seconds: float = PATIENCE_S, **wanted: Any) -> dict[str, Any]:
-        return hear(self.channel, operation, seconds, self.messages, **wanted)
+        message = hear(self.channel, operation, seconds, self.messages, **wanted)
+        if message["op"] in ("saved", "failed"):
+            self.unsaved.pop(message["save"], None)
+        return message
 
     def send(self, operation: str, **values: Any) -> None:
-        self.channel.send({"op": operation, **values})
+        message = {"op": operation, **values}
+        if "save" in values:
+            self.unsaved.setdefault(values["save"], []).append(message)
+        self.channel.send(message)
 
     def begin(self, step: int, size: int, **changed: Any) -> int:
         """Announce a file."""
@@ -201,6 +208,9 @@ class Trainer:
         self.channel = self.daemon.lane({**self.opening, "bytes": self.length}, self.fd)
         answer = self.hear("lane")
         assert answer["bytes"] == self.length and not answer["fds"]
+        for messages in self.unsaved.values():
+            for message in messages:
+                self.channel.send(message)
 
     def close(self) -> None:
         self.channel.close()

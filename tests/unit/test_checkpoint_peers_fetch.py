@@ -326,6 +326,15 @@ def test_an_owner_that_has_flushed_says_so_by_itself(lost: Lost) -> None:
     assert not lost.tick()
 
 
+def test_an_owner_that_has_lost_the_part_itself_is_no_better_than_a_silent_one(lost: Lost) -> None:
+    shutil.rmtree(lost.path)
+    for lost.b.now in (0.0, 599.0):
+        assert lost.tick() and lost.b.flushes == []
+    lost.b.now = 600.0
+    assert lost.tick()
+    assert [manifest.step for _, manifest in lost.b.flushes] == [3]
+
+
 def test_while_the_owner_is_in_the_job_nobody_looks_after_its_parts(lost: Lost) -> None:
     lost.a.stop()
     for lost.b.now in (0.0, 1000.0):

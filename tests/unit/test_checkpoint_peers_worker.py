@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import socket
@@ -12,12 +13,17 @@ from typing import Any
 
 import pytest
 from checkpoint_worker import Daemon, Trainer, a_spec
-from peer_samples import KEY, record, same_files, wait_until
+from peer_samples import KEY, make_part, record, same_files, wait_until
+from peer_samples import Node as Peer
 
 from crater_slurm.checkpoint.folder import LocalStep
+from crater_slurm.checkpoint.onward import Onward
+from crater_slurm.checkpoint.peers.lost import LostNode
 from crater_slurm.checkpoint.peers.services import WithCopies
+from crater_slurm.checkpoint.peers.store import PeerStore, key_of
 from crater_slurm.checkpoint.services import Nothing
 from crater_slurm.checkpoint.spec import Remote, Spec
+from crater_slurm.job import layout
 from crater_slurm.job.layout import Manifest
 from crater_slurm.node.jobs import JobRecord
 from crater_slurm.node.peer_spec import ticket_for
@@ -171,9 +177,85 @@ def test_a_lost_node_s_part_keeps_the_worker_until_it_is_at_the_destination(
 
 
 def _with_remote(spec: Spec) -> Spec:
-    import dataclasses
-
     return dataclasses.replace(spec, remote=Remote(url="/shared"))
+
+
+def test_a_lost_node_s_part_lies_whole_at_a_real_destination(tmp_path: Path) -> None:
+    """Node a's partner b brings a's part into a folder, with the flusher that b has for its own."""
+    a, b = Peer("a", tmp_path / "a"), Peer("b", tmp_path / "b")
+    b.work(["a", "b"], {})
+    copies = a.work(["a", "b"], {"b": b.address})
+    path, manifest = make_part(a.folder, 3, [0], world=1, node="a")
+    copies.on_saved(path, manifest)
+    wait_until(lambda: a.sent)
+    a.stop()
+    b.stop()
+    shutil.rmtree(a.folder)
+    target = tmp_path / "shared"
+    target.mkdir()
+    now = [0.0]
+    spec = a_spec(b.folder, node="b", nodes=("a", "b"), remote=Remote(url=str(target)))
+    logged: list[str] = []
+
+    def log(level: str, text: str) -> None:
+        logged.append(f"{level} {text}")
+
+    services = WithCopies(
+        spec,
+        Onward(spec, lambda: None, log),
+        lambda: None,
+        log,
+        lambda lost: LostNode(lost, lambda: None, log),
+        clock=lambda: now[0],
+        round_seconds=0.01,
+    )
+    services.start()
+    services.ended()
+
+    def there() -> bool:
+        now[0] += 100.0
+        return services.idle
+
+    wait_until(there, 60)
+    services.stop()
+    final = target / "step-000000003"
+    assert layout.covers(layout.read_parts(str(final))), logged
+    (entry,) = manifest.files
+    assert layout.check_file(str(final / entry.name), entry) == ""
+    assert any("a is lost; step 3" in line for line in logged)
+
+
+def test_the_partner_is_told_of_what_is_at_the_destination(tmp_path: Path) -> None:
+    a, b = Peer("a", tmp_path / "a"), Peer("b", tmp_path / "b")
+    b.work(["a", "b"], {})
+    (tmp_path / "shared").mkdir()
+    spec = a_spec(
+        a.folder,
+        node="a",
+        nodes=("a", "b"),
+        peers={"b": b.address},
+        token=ticket_for(a.record, ["b"], (KEY,), time.time()),
+        remote=Remote(url=str(tmp_path / "shared")),
+    )
+    log: list[str] = []
+    inner = Onward(spec, lambda: None, lambda level, text: log.append(text))
+    services = WithCopies(
+        spec,
+        inner,
+        lambda: None,
+        lambda level, text: log.append(text),
+        lambda lost: LostNode(lost, lambda: None, lambda level, text: log.append(text)),
+        round_seconds=0.01,
+    )
+    services.start()
+    path, manifest = make_part(a.folder, 3, [0], world=1, node="a")
+    services.saved(path, manifest)
+    store = PeerStore(str(b.folder))
+    wait_until(lambda: store.is_flushed("a", key_of(manifest)), 60)
+    services.ended()
+    wait_until(lambda: services.idle, 60)
+    services.stop()
+    b.stop()
 
 
 class Far(Nothing):
@@ -197,9 +279,6 @@ class Far(Nothing):
 
 
 def test_the_nodes_are_asked_before_the_destination(tmp_path: Path) -> None:
-    from peer_samples import Node as Peer
-    from peer_samples import make_part
-
     other = Peer("a", tmp_path / "a")
     other.work(["a", "b"], {})
     make_part(other.folder, 7, [0], world=1)

@@ -483,3 +483,82 @@ def test_an_ended_job_that_was_prepared_anew_is_not_tidied(tmp_path: Path) -> No
     node.prolog(SLURM_JOB_RESTART_COUNT="1")
     upkeep.tidy(node.services)
     assert node.cache_path("checkpoint").exists()
+
+
+def variables(answer: Answer) -> dict[str, str | None]:
+    """What TaskProlog lines set, None for what they unset."""
+    found: dict[str, str | None] = {}
+    for line in answer.lines:
+        verb, _, rest = line.partition(" ")
+        name, _, value = rest.partition("=")
+        if verb in ("export", "unset"):
+            found[name] = value if verb == "export" else None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("plan", "ring", "destination"),
+    [
+        ({}, True, None),
+        ({"checkpoint": "on"}, True, "/site/nobody"),
+        ({"checkpoint": "off"}, False, None),
+        ({"checkpoint": "/p/%u/%j"}, True, "/p/nobody/7"),
+        ({"checkpoint": "/p/%x"}, True, None),  # not known yet: Slurm has to be asked
+        ({"checkpoint": "s3://else/where"}, True, None),
+    ],
+)
+def test_a_task_learns_where_its_ring_and_its_checkpoints_go(
+    tmp_path: Path, plan: dict[str, str], ring: bool, destination: str | None
+) -> None:
+    node = Node(tmp_path, checkpoints={"destination": "/site/%u"})
+    node.services.job_path = "/run/crater/job/1"
+    node.prolog(signed(**plan), SLURM_JOB_USER="nobody", SLURM_JOB_RESTART_COUNT="2")
+    told = variables(node.hook("task_prolog", TASK, PYTHONPATH="/own"))
+    assert told["CRATER_RING"] == (str(tmp_path / "run/ring.sock") if ring else None)
+    assert told["CRATER_CHECKPOINT_DESTINATION"] == destination
+    assert told["CRATER_RUN"] == "7.2"
+    assert told["CRATER_JOB_PATH"] == "/run/crater/job/1"
+    assert told["PYTHONPATH"] == "/own:/run/crater/job/1"
+
+
+def test_a_destination_that_can_not_be_is_told_once(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.prolog(signed(checkpoint="s3://else/where"), SLURM_JOB_USER="nobody")
+    said = [line for line in node.hook("task_prolog", TASK).lines if line.startswith("print")]
+    assert len(said) == 1
+    assert "checkpoints stay on this node: s3://else/where is in none" in said[0]
+    assert not [x for x in node.hook("task_prolog", TASK).lines if x.startswith("print")]
+
+
+@pytest.mark.parametrize("known", [None, "/own", "/a\n/b", ""])
+def test_pythonpath_is_left_alone_where_the_site_says_so(tmp_path: Path, known: str | None) -> None:
+    node = Node(tmp_path, checkpoints={"append_pythonpath": False})
+    node.services.job_path = "/run/crater/job/1"
+    node.prolog()
+    told = variables(node.hook("task_prolog", TASK, PYTHONPATH=known))
+    assert "PYTHONPATH" not in told
+    assert told["CRATER_JOB_PATH"] == "/run/crater/job/1"
+
+
+def test_without_checkpoints_tasks_hear_nothing_of_them(tmp_path: Path) -> None:
+    node = Node(tmp_path, checkpoints={"enabled": False})
+    node.services.job_path = "/run/crater/job/1"
+    node.prolog(signed(checkpoint="on"))
+    told = variables(node.hook("task_prolog", TASK))
+    assert told["CRATER_RING"] is None
+    assert told["CRATER_JOB_PATH"] is None
+    assert "PYTHONPATH" not in told
+
+
+def test_checkpoints_that_are_not_safe_outlive_the_job_and_a_new_plan(node: Node) -> None:
+    node.prolog(signed(checkpoint="/p"))
+    record = node.record()
+    record.checkpoints = {"used": True, "destination": "/p", "unflushed": 1, "saved": True}
+    node.hook("epilog")
+    assert node.cache_path("checkpoint").exists()
+    assert not node.cache_path("temp").exists()
+    node.hook("prolog", SLURM_JOB_COMMENT="without a plan", SLURM_JOB_RESTART_COUNT="1")
+    assert node.cache_path("checkpoint").exists()
+    node.prolog(signed(checkpoint="/p"), SLURM_JOB_RESTART_COUNT="1")
+    assert node.record().checkpoints["unflushed"] == 1
+    assert node.cache_path("checkpoint").exists()

@@ -59,6 +59,8 @@ class Node(Fake):
         found = self.job()
         found.node, found.nodes, found.phase = self.name, nodes, phase
         found.user = "nobody" if self.uid else "root"
+        if phase == ENDED:  # as a job that asked to be requeued leaves it
+            found.checkpoints = {"used": True, "saved": True, "requeue": "r", "done": True}
         self.services.store.save(found)
         return Path(found.folders["checkpoint"])
 

@@ -1,8 +1,8 @@
 """All of a worker's dealings with the other nodes of its job, in one object.
 
 The worker tells it what was saved and flushed, hands it the connections that the daemon took, and
-asks it for a checkpoint that this node lacks. Every call but ``available``, ``fetch`` and
-``look_after`` returns at once; those belong into a thread that may wait.
+asks it for a checkpoint that this node lacks. Every call but ``available``, ``fetch``,
+``look_after`` and ``on_flushed`` returns at once; those belong into a thread that may wait.
 """
 
 from __future__ import annotations
@@ -89,9 +89,10 @@ class Copies:
             self._sender.add(folder, manifest)
 
     def on_flushed(self, folder: str, manifest: Manifest) -> None:
-        """A part is at the destination: this node's own, which its partner is told, or a copy."""
+        """A part is at the destination: this node's own, which its partner is told, or a copy.
+        Waits for the partner."""
         if not self._heir.flushed(folder, manifest) and self._sender:
-            threading.Thread(target=self._tell_flushed, args=(manifest,), daemon=True).start()
+            self._tell_flushed(manifest)
 
     def take(self, plain: socket.socket, node: str, may_put: bool) -> None:
         """A connection of another node's worker, whose ticket the daemon has checked."""
@@ -203,7 +204,10 @@ class Copies:
                 connection.close()
         except TransportError:
             return None
-        return bool(answer.get("flushed"))
+        if answer.get("flushed") is True:
+            return True
+        # An owner that has lost the part itself (its cache is new) is no better than a silent one.
+        return False if answer.get("here") is True else None
 
     def _tell_flushed(self, manifest: Manifest) -> None:
         """Only saves the partner a question later on, so a failure is no matter."""

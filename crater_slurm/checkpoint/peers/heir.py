@@ -19,7 +19,8 @@ GRACE_SECONDS = 600.0
 
 
 class Heir:
-    """``ask(node, manifest)``: whether the owner has flushed it, None when it can't be reached.
+    """``ask(node, manifest)``: whether the owner has flushed it, None when it can't be reached or
+    has lost it too.
     ``flush(node, folder, manifest)`` begins to bring it to the destination."""
 
     def __init__(

@@ -11,7 +11,7 @@ read only this job's.
     ask       name                          -> parts: heads of the manifests here
     part      owner, name, step, run        -> part: the manifest as data
     pull      the same, file, pieces        -> data ... end
-    state     name, step, run               -> state: flushed
+    state     name, step, run               -> state: flushed, here
     flushed   key                           -> ok
 """
 
@@ -86,7 +86,11 @@ class Service:
             self._give(connection, header)
         elif operation == "state":
             words = text(header, "name", 32), whole(header, "step", 10**15), text(header, "run", 64)
-            connection.send({"op": "state", "flushed": self._is_flushed(*words)})
+            here = any(
+                (p.manifest.name, p.manifest.step, p.manifest.run) == words
+                for p in local_parts(self._store.folder)
+            )
+            connection.send({"op": "state", "flushed": self._is_flushed(*words), "here": here})
         elif operation == "flushed":
             self._store.mark_flushed(node, text(header, "key", 256).replace("\n", " "))
             connection.send({"op": "ok"})

@@ -24,6 +24,8 @@ from crater_slurm.job.layout import Manifest
 
 #: How often lost nodes' parts are looked after.
 _ROUND_SECONDS = 60.0
+#: How often it is looked whether this node's own part is at the destination.
+_TELLING_SECONDS = 5.0
 
 
 class LostFlusher(Protocol):
@@ -61,8 +63,11 @@ class WithCopies:
         self._counters: defaultdict[str, float] = defaultdict(float)
         self._lost: dict[str, LostFlusher] = {}
         self._given: list[tuple[str, str, Manifest]] = []
+        #: This node's newest part of each name, until it is at the destination and that is told.
+        self._own: dict[str, tuple[str, Manifest]] = {}
         self._copies: Copies | None = None
         self._ended = self._stopped = False
+        self._look_at = 0.0
         self._wake = threading.Condition()
         self._waiting = True
 
@@ -92,6 +97,8 @@ class WithCopies:
         self._inner.saved(folder, manifest)
         if self._copies:
             self._copies.on_saved(folder, manifest)
+            if self._spec.remote.url:
+                self._own[manifest.name] = folder, manifest
 
     def ended(self) -> None:
         self._inner.ended()
@@ -110,7 +117,7 @@ class WithCopies:
     def idle(self) -> bool:
         """After the end only once lost nodes' parts were looked after at least once."""
         copies = self._copies is None or self._copies.idle
-        return self._inner.idle and copies and not (self._ended and self._waiting)
+        return self._inner.idle and copies and not (self._ended and (self._waiting or self._own))
 
     def flushed(self, name: str, step: int, run: str) -> bool:
         return self._inner.flushed(name, step, run)
@@ -185,15 +192,28 @@ class WithCopies:
                 if ended:
                     self._waiting = waiting
                 self._changed()
-                self._wake.wait_for(lambda: self._stopped or self._ended != ended, self._round)  # noqa: B023
+                wait = min(self._round, _TELLING_SECONDS) if self._own else self._round
+                self._wake.wait_for(lambda: self._stopped or self._ended != ended, wait)  # noqa: B023
 
     def _one_round(self) -> bool:
         """Whether something of a lost node is still to come to the destination."""
         copies = self._copies
         if copies is None or self._make_flusher is None:
+            self._own.clear()
             return False
+        for folder, own in list(self._own.values()):
+            known = own.name, own.step, own.run
+            if self._inner.flushed(*known) or (self._ended and self._inner.idle):
+                if self._own.get(own.name) == (folder, own):
+                    del self._own[own.name]
+                if self._inner.flushed(*known):
+                    copies.on_flushed(folder, own)
         for node, folder, manifest in list(self._given):
             if self._lost[node].flushed(manifest.name, manifest.step, manifest.run):
                 copies.on_flushed(folder, manifest)
                 self._given.remove((node, folder, manifest))
-        return copies.look_after(self._ended)
+        now = self._clock()
+        if now >= self._look_at or self._ended:
+            self._look_at = now + self._round
+            return copies.look_after(self._ended)
+        return False

