@@ -6,7 +6,7 @@ import os
 import platform
 import sys
 
-from bench import daemon, decision, hooks, memory, placement, probe, scan, submit
+from bench import daemon, decision, hooks, memory, peers, placement, probe, scan, submit
 
 ALL = {
     "daemon": daemon.run,
@@ -16,6 +16,7 @@ ALL = {
     "scan": scan.run,
     "probe": probe.run,
     "memory": memory.run,
+    "peers": peers.run,
     "placement": placement.run,
 }
 #: Takes a quarter of an hour, so it runs when asked for by name (``make bench-placement``).

@@ -256,6 +256,10 @@ class Worker:
             self._sweep_at = 0.0
             self._services.ended()
             self._changed()
+        elif operation == "peer":
+            if fds:
+                plain = socket.socket(fileno=fds.pop(0))
+                self._services.peer(plain, str(message.get("node")), message.get("put") is True)
         elif operation == "limits":
             self._limit(message)
         elif operation == "requeued":

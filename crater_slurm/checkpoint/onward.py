@@ -6,6 +6,7 @@ nothing itself; each part has its module.
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -83,6 +84,9 @@ class Onward:
 
     def ended(self) -> None:
         self._stager.stop(0)
+
+    def peer(self, plain: socket.socket, node: str, may_put: bool) -> None:
+        plain.close()  # copies are WithCopies's
 
     def saved(self, folder: str, manifest: Manifest) -> None:
         self._flusher.add(folder, manifest)

@@ -6,6 +6,7 @@ has. Calls of ``Services`` may block and are made in a pool's thread, except whe
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -21,6 +22,10 @@ class Services(Protocol):
 
     def stop(self) -> None:
         """End soon; what is left undone is found again by the next worker. Does not block."""
+
+    def peer(self, plain: socket.socket, node: str, may_put: bool) -> None:
+        """A connection of another node's worker, which is now this one's. Main thread; does not
+        block."""
 
     def saved(self, folder: str, manifest: Manifest) -> None:
         """A part has its final name. In the main thread; does not block."""
@@ -69,6 +74,9 @@ class Nothing:
 
     def stop(self) -> None:
         return None
+
+    def peer(self, plain: socket.socket, node: str, may_put: bool) -> None:
+        plain.close()
 
     def saved(self, folder: str, manifest: Manifest) -> None:
         return None

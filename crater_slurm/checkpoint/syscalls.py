@@ -81,6 +81,12 @@ def keep_secrets() -> None:
     checked(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
 
 
+def may_lock(most_bytes: int) -> None:
+    """Let this process lock so much memory, as RDMA needs; to be called while it is root."""
+    if os.geteuid() == 0:
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (most_bytes, most_bytes))
+
+
 def become(user: str, uid: int, gid: int) -> None:
     """Give up root for a user, for good; does nothing without root. Raises OSError."""
     if os.geteuid() == 0 and uid != 0:

@@ -17,6 +17,9 @@ from collections.abc import Callable
 from crater_slurm.checkpoint import control, remote, syscalls
 from crater_slurm.checkpoint.loop import MakeServices, Worker
 from crater_slurm.checkpoint.onward import Onward
+from crater_slurm.checkpoint.peers import verbs
+from crater_slurm.checkpoint.peers.lost import LostNode
+from crater_slurm.checkpoint.peers.services import WithCopies
 from crater_slurm.checkpoint.services import Nothing, Services
 from crater_slurm.checkpoint.spec import Spec
 from crater_slurm.checkpoint.threads import Log
@@ -25,11 +28,17 @@ from crater_slurm.job.wire import Channel, WireError
 LISTENER_FD = 3
 #: Who starts a worker connects at once; without anybody it is of no use.
 _CONNECT_S = 30.0
+#: Registered memory of all connections with other nodes, at most.
+_RDMA_BYTES = 4 << 30
 
 
 def default_services(spec: Spec, changed: Callable[[], None], log: Log) -> Services:
-    """What a job has beyond its node's cache: a destination and staged data, where it asked."""
-    return Onward(spec, changed, log) if spec.remote.url or spec.stage else Nothing()
+    """What a job has beyond its node's cache: a destination and staged data, where it asked, and
+    copies on its other nodes, where the site has them."""
+    onward = Onward(spec, changed, log) if spec.remote.url or spec.stage else Nothing()
+    if not spec.token:
+        return onward
+    return WithCopies(spec, onward, changed, log, lambda lost: LostNode(lost, changed, log))
 
 
 def main(make: MakeServices = default_services) -> int:
@@ -56,6 +65,9 @@ def _run(listener: socket.socket, make: MakeServices) -> int:
     connection, spec = found
     for url in (spec.remote.url, *spec.stage):
         remote.preload(url)
+    if spec.transport.startswith("rdma"):
+        syscalls.may_lock(_RDMA_BYTES)
+        verbs.preload()
     syscalls.become(spec.user, spec.uid, spec.gid)
     syscalls.keep_secrets()
     Worker(spec, listener, connection, make).run()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -22,6 +23,19 @@ def _destination(text: str) -> str:
             BY_KEY["checkpoint"].parse(text)
         else:
             raise ValueError("must be an absolute path, a URL such as s3://bucket/prefix, or empty")
+    return text
+
+
+def _listen(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    if text and not (host and port.isascii() and port.isdecimal() and 0 < int(port) < 65536):
+        raise ValueError("must be host:port, such as 0.0.0.0:9195, or empty")
+    return text
+
+
+def _transport(text: str) -> str:
+    if not re.fullmatch(r"tcp|rdma:[A-Za-z0-9_.-]+(:[0-9]{1,3}){0,2}", text):
+        raise ValueError("must be tcp or rdma:DEVICE[:PORT[:GID_INDEX]], such as rdma:mlx5_0:1:3")
     return text
 
 
@@ -111,6 +125,22 @@ class Checkpoints(DirectWrites):
         default=10,
         ge=0,
         description="A job is not requeued by its own request after so many times.",
+    )
+    peer_listen: Annotated[str, AfterValidator(_listen)] = Field(
+        default="",
+        description="host:port, such as 0.0.0.0:9195, where nodes take copies of each other's "
+        "checkpoints, so that a lost node loses nothing; the same port on all. Empty: no copies.",
+    )
+    peer_host: str = Field(
+        default="%n",
+        pattern=r"^[A-Za-z0-9._%-]*%n[A-Za-z0-9._-]*$",
+        description="How another node is reached for copies: %n is its name; %n-ib uses a network "
+        "whose names end so.",
+    )
+    peer_transport: Annotated[str, AfterValidator(_transport)] = Field(
+        default="tcp",
+        description="What carries copies: tcp, or rdma:DEVICE[:PORT[:GID_INDEX]] with the verbs "
+        "device (rdma:mlx5_0:1:3; ib0 is a network interface). Without RDMA on both ends: TCP.",
     )
     scope: Annotated[Literal["auto", "off"], OffIsAWord] = Field(
         default="auto",

@@ -10,7 +10,7 @@ from pathlib import Path
 from crater_slurm.checkpoint.spec import Remote, Spec
 from crater_slurm.errors import SlurmError, UsageError
 from crater_slurm.job.wire import MAX_BYTES
-from crater_slurm.node import destinations
+from crater_slurm.node import destinations, peer_spec
 from crater_slurm.node.destinations import Destination, DestinationError
 from crater_slurm.node.jobs import JobRecord
 from crater_slurm.node.services import Services
@@ -136,6 +136,7 @@ def build(services: Services, record: JobRecord, place: Destination) -> Spec:
         restore=record.restarts > 0,
         stage=tuple(plan.stage.split(",")) if plan and plan.stage else (),
         dataset_folder=record.folders.get("dataset", ""),
+        **peer_spec.fields(services, record, _nodes(record)),
     )
 
 

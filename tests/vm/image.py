@@ -50,11 +50,16 @@ TOOL_PACKAGES = (
     *("python3", "numactl", "nvme-cli", "xfsprogs", "util-linux", "kmod", "iproute2"),
     *("pciutils", "procps", "mount", "hwloc-nox", "fio"),
 )
+RDMA_PACKAGES = ("ibverbs-providers", "python3-pyverbs")
+"""For the copies between nodes over soft-RoCE; the kernel module is in Debian's general kernel."""
+
 DAEMON_PACKAGES = (
     *("python3-yaml", "python3-click", "python3-pydantic", "python3-psutil", "python3-jinja2"),
     *("python3-sqlalchemy", "python3-rich", "python3-prometheus-client", "python3-numpy"),
 )
 """What the project's own daemons import; the guest runs them with its own interpreter."""
+
+ROOT_PACKAGES = SLURM_PACKAGES + TOOL_PACKAGES + RDMA_PACKAGES + DAEMON_PACKAGES
 
 USERS = ("alice", "bob")
 """Real users with real shells: Slurm treats a user with a nologin shell in its own way."""
@@ -166,7 +171,7 @@ def build_image(release: str, cache: Cache | None = None) -> Image:
     }
     root_recipe = {
         "suite": SUITE_OF_RELEASE[release],
-        "packages": SLURM_PACKAGES + TOOL_PACKAGES + DAEMON_PACKAGES,
+        "packages": ROOT_PACKAGES,
         "left_out": UNUSED_IN_A_GUEST,
         "users": USERS,
         "size": IMAGE_SIZE,
@@ -205,9 +210,8 @@ def _build_kernel(folder: Path) -> None:
 def _build_root(folder: Path, release: str, kernel: Path, guest_files: dict[str, str]) -> None:
     """Lay root.img in `folder`: Debian with Slurm, the kernel's modules, and the command agent."""
     tree = folder / "tree"
-    packages = SLURM_PACKAGES + TOOL_PACKAGES + DAEMON_PACKAGES
     users = " && ".join(f'chroot "$1" useradd -m -s /bin/bash {name}' for name in USERS)
-    _debootstrap(SUITE_OF_RELEASE[release], packages, tree, [f"--customize-hook={users}"])
+    _debootstrap(SUITE_OF_RELEASE[release], ROOT_PACKAGES, tree, [f"--customize-hook={users}"])
     _check_release(tree, release)
     shutil.copytree(kernel / "modules", tree / "usr/lib/modules", symlinks=True, dirs_exist_ok=True)
     home = tree / GUEST_HOME.lstrip("/")
