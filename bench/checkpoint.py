@@ -159,15 +159,17 @@ def _environment(rank: int, ranks: int, folder: Path) -> dict[str, str]:
 @contextlib.contextmanager
 def _worker(folder: Path, size: int, ranks: int) -> Iterator[dict[str, str]]:
     """A real checkpoint worker, and what crater-io-daemon does: hand it the trainers."""
-    with tempfile.TemporaryDirectory() as run:
-        with _process(run, folder, 2 * size + (64 << 20) * ranks) as (channel, _):
-            door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            door.bind(f"{run}/ring.sock")
-            door.listen(16)
-            threading.Thread(target=_hand_over, args=(door, channel), daemon=True).start()
-            threading.Thread(target=_listen, args=(channel,), daemon=True).start()
-            yield {"CRATER_RING": f"{run}/ring.sock"}
-            door.close()
+    with (
+        tempfile.TemporaryDirectory() as run,
+        _process(run, folder, 2 * size + (64 << 20) * ranks) as (channel, _),
+    ):
+        door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        door.bind(f"{run}/ring.sock")
+        door.listen(16)
+        threading.Thread(target=_hand_over, args=(door, channel), daemon=True).start()
+        threading.Thread(target=_listen, args=(channel,), daemon=True).start()
+        yield {"CRATER_RING": f"{run}/ring.sock"}
+        door.close()
 
 
 @contextlib.contextmanager
@@ -292,7 +294,7 @@ def _forget(folder: str, method: str, step: int, rank: int) -> None:
     if method == "dcp" and rank == 0:
         shutil.rmtree(f"{folder}/{step}", ignore_errors=True)
     if method == "torch":
-        os.unlink(f"{folder}/{rank}.pt")
+        Path(f"{folder}/{rank}.pt").unlink()
 
 
 def _memcpy(state: dict[str, Any], folder: Path, rank: int) -> Any:
@@ -312,11 +314,12 @@ def _torch(state: dict[str, Any], folder: Path, rank: int) -> Any:
     import torch
 
     def save(step: int) -> Any:
-        with open(folder / f"{rank}.part", "wb") as file:
+        part = folder / f"{rank}.part"
+        with part.open("wb") as file:
             torch.save(state, file)
             file.flush()
             os.fsync(file.fileno())
-        os.rename(folder / f"{rank}.part", folder / f"{rank}.pt")
+        part.rename(folder / f"{rank}.pt")
         return lambda: None
 
     return save
