@@ -33,26 +33,22 @@ _WIDEST = 16
 
 
 class Entry:
-    """One tensor of the file: bytes ``low`` to ``high`` of what ``owner`` (a leaf's number) lies
-    in, or that leaf's values in order where ``flat`` is false."""
+    """One tensor of the file: the values of a leaf (its number is ``owner``) in order or, where it
+    is ``flat``, ``nbytes`` from ``low`` of what that leaf lies in."""
 
-    __slots__ = ("dtype", "flat", "high", "low", "name", "owner", "shape", "width")
+    __slots__ = ("dtype", "flat", "low", "name", "nbytes", "owner", "shape", "width")
 
     def __init__(self, owner: int, fact: leaf.Fact) -> None:
         self.owner = owner
         self.flat = False
-        self.low, self.high = 0, fact.nbytes
+        self.low, self.nbytes = 0, fact.nbytes
         self.dtype, self.shape, self.width = fact.entry_dtype, fact.entry_shape, fact.width
         self.name = ""
 
     def make_flat(self, low: int, high: int) -> None:
         """Let the entry be a stretch of memory that several leaves are views of."""
-        self.flat, self.low, self.high = True, low, high
+        self.flat, self.low, self.nbytes = True, low, high - low
         self.dtype, self.shape, self.width = "U8", [high - low], _WIDEST
-
-    @property
-    def nbytes(self) -> int:
-        return int(self.high - self.low)
 
 
 class Plan:
@@ -135,8 +131,7 @@ class Packer:
         leaves = Leaves()
         leaves.walk(state)
         rest = dumps(state, leaves)
-        sources = [leaf.source(value) for value in leaves.objects]
-        facts = leaf.facts(sources)
+        facts, sources = leaf.look(leaves.objects)
         plan = self._plan
         if plan is None or plan.key != (facts, leaves.paths):
             plan = self._plan = Plan(facts, leaves.paths)
@@ -160,29 +155,33 @@ def _header(plan: Plan, metadata: dict[str, str], skeleton: int, residue: int | 
     return struct.pack("<Q", len(text)) + text
 
 
-def _residue(plan: Plan, sources: list[Any]) -> int | None:
+def _residue(plan: Plan, sources: list[leaf.Source]) -> int | None:
     """Where in a page the tensors should begin. A target a little further into its page than the
     source is into its own makes the processor wait for its own stores: 2 GB/s instead of 9. None
     where it does not matter."""
     cost: dict[int, int] = {}
     for entry, at in zip(plan.entries, plan.offsets):  # noqa: B905
         if entry.nbytes >= _LARGE:
-            span = (entry.low, entry.high) if entry.flat else None
-            pointer = leaf.segment(sources[entry.owner], 0, entry.nbytes, span).pointer
+            pointer = leaf.segment(sources[entry.owner], 0, entry.nbytes, _span(entry)).pointer
             if pointer:
                 middle = (pointer - at + _PAGE // 2) % _PAGE // _ALIGN * _ALIGN
                 cost[middle] = cost.get(middle, 0) + entry.nbytes
     return max(cost, key=lambda residue: cost[residue]) if cost else None
 
 
-def _segments(plan: Plan, sources: list[Any], header: bytes, skeleton: bytes) -> list[Segment]:
+def _span(entry: Entry) -> tuple[int, int] | None:
+    return (entry.low, entry.low + entry.nbytes) if entry.flat else None
+
+
+def _segments(
+    plan: Plan, sources: list[leaf.Source], header: bytes, skeleton: bytes
+) -> list[Segment]:
     base = len(header)
     segments = [Segment(0, base, pointer_of(header), header)]
     for entry, at in zip(plan.entries, plan.offsets):  # noqa: B905
         if entry.nbytes:
             source = sources[entry.owner]
-            span = (entry.low, entry.high) if entry.flat else None
-            segments.append(leaf.segment(source, base + at, entry.nbytes, span))
+            segments.append(leaf.segment(source, base + at, entry.nbytes, _span(entry)))
     end = base + plan.nbytes
     segments.append(Segment(end, len(skeleton), pointer_of(skeleton), skeleton))
     return segments

@@ -129,7 +129,9 @@ def test_what_all_ranks_have_finished_gets_its_name_at_the_next_start(
         daemon.kill()
         # The third rank's file, as the killed worker would have left it.
         source = next(partial.glob(".rank-00000.*.json"))
-        text = source.read_text().replace("rank-00000", "rank-00002").replace('"rank": 0', '"rank": 2')
+        text = (
+            source.read_text().replace("rank-00000", "rank-00002").replace('"rank": 0', '"rank": 2')
+        )
         (partial / "rank-00002.safetensors").write_bytes(data[0])
         (partial / ".rank-00002.of-3.json").write_text(text)
         assert made.scan() == []
@@ -162,8 +164,6 @@ def test_a_daemon_that_is_started_anew_finds_the_worker_and_its_state(tmp_path: 
         other.saved(other.save(3, b"after"))
         assert daemon.process is not None and daemon.process.poll() is None
     assert content(folder, 2) == b"without a daemon"
-
-
 
 
 def test_a_lost_connection_alone_costs_nothing(tmp_path: Path) -> None:
