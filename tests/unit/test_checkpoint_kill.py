@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from checkpoint_worker import MIB, Daemon, Trainer, a_spec, content, running
+from checkpoint_worker import MIB, Trainer, a_spec, content, running
 
 from crater_slurm.checkpoint.folder import Folder
 from crater_slurm.job import layout

@@ -95,7 +95,9 @@ def test_several_ranks_write_side_by_side_and_load_their_own(
     for rank in (1, 0):
         as_rank(monkeypatch, rank, 2)
         if rank == 0:
-            with pytest.warns(RuntimeWarning, match=r"not complete: it has rank 1 of 2.*only_rank=0"):
+            with pytest.warns(
+                RuntimeWarning, match=r"not complete: it has rank 1 of 2.*only_rank=0"
+            ):
                 assert checkpoint.load() is None
         checkpoint.save({"rank": rank}, 3)
     assert checkpoint.load().state == {"rank": 0}  # type: ignore[union-attr]
@@ -105,7 +107,9 @@ def test_several_ranks_write_side_by_side_and_load_their_own(
     as_rank(monkeypatch, 1, 2)
     assert checkpoint.load().state == {"rank": 1}  # type: ignore[union-attr]
     as_rank(monkeypatch, 0, 3)
-    with pytest.raises(CheckpointError, match=r"saved by 2 ranks, and there are 3 now.*ranks='all'"):
+    with pytest.raises(
+        CheckpointError, match=r"saved by 2 ranks, and there are 3 now.*ranks='all'"
+    ):
         checkpoint.load()
 
 
@@ -285,7 +289,15 @@ def test_export_makes_a_file_for_torch(
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{}", "[]", "\udcff", '{"format": 1}', "9" * 100000, '{"format": 1, "chunk_bytes": 8388608, "files": [{}]}'],
+    [
+        "",
+        "{}",
+        "[]",
+        "\udcff",
+        '{"format": 1}',
+        "9" * 100000,
+        '{"format": 1, "chunk_bytes": 8388608, "files": [{}]}',
+    ],
 )
 def test_rubbish_for_a_manifest_is_left_out(text: str, alone: Path) -> None:
     checkpoint.save(STATE, 1)

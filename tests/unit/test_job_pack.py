@@ -63,13 +63,21 @@ def test_dense_strides_come_back_and_wasteful_ones_don_t(tmp_path: Path) -> None
     assert back["channels last"].is_contiguous(memory_format=torch.channels_last)
     assert back["part of a larger one"].is_contiguous()
     assert back["expanded"].stride() == (1, 0)
-    assert (tmp_path / "rank-00000.safetensors").stat().st_size < 20_000, "the expanded one was laid out"
+    assert (tmp_path / "rank-00000.safetensors").stat().st_size < 20_000, (
+        "the expanded one was laid out"
+    )
 
 
 def test_what_is_one_object_or_one_storage_is_one_again(tmp_path: Path) -> None:
     weight = torch.nn.Parameter(torch.randn(8, 8))
     flat = torch.arange(100.0)
-    state = {"a": weight, "b": weight, "row": weight.detach()[2], "x": flat[10:30], "y": flat[20:60:2]}
+    state = {
+        "a": weight,
+        "b": weight,
+        "row": weight.detach()[2],
+        "x": flat[10:30],
+        "y": flat[20:60:2],
+    }
     back = again(state, tmp_path)
     assert back["a"] is back["b"] and isinstance(back["a"], torch.nn.Parameter)
     assert back["a"].requires_grad
@@ -155,7 +163,9 @@ def test_everything_else_comes_back_by_the_skeleton(tmp_path: Path) -> None:
     assert torch.equal(back.pop("sparse").to_dense(), state.pop("sparse").to_dense())
     assert torch.equal(back.pop("generator"), state.pop("generator"))
     assert torch.equal(back.pop((1, 2)), state.pop((1, 2)))
-    assert back == state and type(back["ordered"]) is OrderedDict and type(back["edit"]) is bytearray
+    assert (
+        back == state and type(back["ordered"]) is OrderedDict and type(back["edit"]) is bytearray
+    )
 
 
 def test_a_state_that_holds_itself_does_not_hang(tmp_path: Path) -> None:

@@ -337,7 +337,10 @@ def test_pieces_don_t_wrap_and_lie_on_pages() -> None:
     assert ours.take(5000) == [(0, 0, 5000)] and ours.head == 8192
     ours.take(10 * 4096)
     ours.tail = ours.head
-    assert ours.take(6 * 4096 + 1) == [(0, 12 * 4096, 4 * 4096), (4 * 4096, 16 * 4096, 2 * 4096 + 1)]
+    assert ours.take(6 * 4096 + 1) == [
+        (0, 12 * 4096, 4 * 4096),
+        (4 * 4096, 16 * 4096, 2 * 4096 + 1),
+    ]
     assert ours.room == 16 * 4096 - rounded(6 * 4096 + 1)
 
 
