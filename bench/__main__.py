@@ -6,7 +6,7 @@ import os
 import platform
 import sys
 
-from bench import daemon, decision, hooks, memory, placement, probe, scan, submit
+from bench import daemon, decision, hooks, memory, placement, probe, real, scan, submit
 
 ALL = {
     "daemon": daemon.run,
@@ -17,9 +17,10 @@ ALL = {
     "probe": probe.run,
     "memory": memory.run,
     "placement": placement.run,
+    "real": real.run,
 }
-#: Takes a quarter of an hour, so it runs when asked for by name (``make bench-placement``).
-LONG = {"placement"}
+#: Take a quarter of an hour and more, so they run when asked for by name.
+LONG = {"placement", "real"}
 
 
 def main() -> int:
