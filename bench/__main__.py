@@ -6,7 +6,7 @@ import os
 import platform
 import sys
 
-from bench import daemon, decision, hooks, memory, peers, placement, probe, scan, submit
+from bench import daemon, decision, hooks, memory, peers, placement, probe, real, scan, submit
 
 ALL = {
     "daemon": daemon.run,
@@ -18,9 +18,10 @@ ALL = {
     "memory": memory.run,
     "peers": peers.run,
     "placement": placement.run,
+    "real": real.run,
 }
-#: Takes a quarter of an hour, so it runs when asked for by name (``make bench-placement``).
-LONG = {"placement"}
+#: Take a quarter of an hour and more, so they run when asked for by name.
+LONG = {"placement", "real"}
 
 
 def main() -> int:

@@ -21,7 +21,8 @@ class SlurmNode:
     GPUs are kept.
 
     ``weight`` is what Slurm goes by now (nodes of a low one first, None if unknown), ``reason`` why
-    it is drained or down.
+    it is drained or down. ``cores`` and ``memory_mib`` are Slurm's own counts, None if unknown; of
+    these it may keep some for the system (CoreSpecCount, MemSpecLimit), which is not read.
     """
 
     name: str
@@ -32,6 +33,8 @@ class SlurmNode:
     weight: int | None = None
     reason: str = ""
     gpu_types: frozenset[str] = frozenset()
+    cores: int | None = None
+    memory_mib: int | None = None
 
     @property
     def usable(self) -> bool:

@@ -13,7 +13,7 @@ from typing import Literal
 Rounding = Literal["ceil", "floor", "nominal"]
 
 #: A card is cut into about this many slices, none smaller than the least useful one.
-_SLICES = 32
+SLICES = 32
 _SMALLEST_MIB = 512
 #: Drivers show a little less than a whole number of these.
 _NOMINAL_MIB = 1024
@@ -74,10 +74,10 @@ def slicing(
     """
     if rounding == "nominal":
         nominal_mib = -(-memory_mib // _NOMINAL_MIB) * _NOMINAL_MIB
-        cut = Slicing(memory_mib, max(_SMALLEST_MIB, nominal_mib // _SLICES), reserve)
+        cut = Slicing(memory_mib, max(_SMALLEST_MIB, nominal_mib // SLICES), reserve)
         missing = nominal_mib // cut.slice_mib - cut.slices
         return Slicing(memory_mib, cut.slice_mib, max(0, reserve - missing))
-    part = memory_mib // _SLICES if rounding == "floor" else -(-memory_mib // _SLICES)
+    part = memory_mib // SLICES if rounding == "floor" else -(-memory_mib // SLICES)
     return Slicing(memory_mib, max(_SMALLEST_MIB, part), reserve)
 
 

@@ -52,7 +52,8 @@ class NodeClass:
 class Inventory:
     """All nodes that Slurm has, by make; nodes without a profile are ``unknown``.
 
-    ``shard_sets`` are the nodes by their number of shards in Slurm, none at all included.
+    ``shard_sets`` are the nodes by their number of shards in Slurm, none at all included, and
+    ``sizes`` by the cores and MiB that Slurm counts for them, where it says so.
     """
 
     names: tuple[str, ...]
@@ -64,6 +65,7 @@ class Inventory:
     usable: int = 0
     feature_sets: tuple[tuple[frozenset[str], int], ...] = ()
     shard_sets: tuple[tuple[int, int], ...] = ()
+    sizes: tuple[tuple[tuple[int, int], int], ...] = ()
     default_partition: str | None = None
     index: dict[str, int] = field(default_factory=dict)
     in_maintenance: int = 0
@@ -90,6 +92,16 @@ class Inventory:
     def without_shards(self) -> int:
         """Nodes for which Slurm counts no shards."""
         return dict(self.shard_sets).get(0, 0)
+
+    def roomy(self, cores: int, memory_mib: int) -> int:
+        """Nodes that surely have so much for jobs by Slurm's own count, which may keep some cores
+        and memory of a node for the system without telling."""
+        cores += max(2, cores // 8)
+        memory_mib += max(4096, memory_mib // 8)
+        found = 0
+        for (has, mib), nodes in self.sizes:
+            found |= nodes if has >= cores and mib >= memory_mib else 0
+        return found
 
     def classes(self, need: Need) -> list[NodeClass]:
         """The nodes with a profile, in as few classes as this need can tell apart."""
@@ -129,6 +141,7 @@ def build(
     partitions: dict[str, int] = {}
     features: dict[frozenset[str], int] = {}
     shards: dict[int, int] = {}
+    sizes: dict[tuple[int, int], int] = {}
     unknown = usable = in_maintenance = 0
     for i, node in enumerate(ordered):
         bit = 1 << i
@@ -137,6 +150,9 @@ def build(
         features[node.features] = features.get(node.features, 0) | bit
         count = node.gres.get("shard", 0)
         shards[count] = shards.get(count, 0) | bit
+        if node.cores is not None and node.memory_mib is not None:
+            size = (node.cores, node.memory_mib)
+            sizes[size] = sizes.get(size, 0) | bit
         if node.usable:
             usable |= bit
         if node.in_maintenance:
@@ -161,6 +177,7 @@ def build(
         usable=usable,
         feature_sets=tuple(features.items()),
         shard_sets=tuple(shards.items()),
+        sizes=tuple(sizes.items()),
         default_partition=cluster.default_partition,
         index={name: i for i, name in enumerate(names)},
         in_maintenance=in_maintenance,

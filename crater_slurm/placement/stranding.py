@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from crater_slurm.model.cluster import NodeUse
 from crater_slurm.model.profile import NodeProfile
+from crater_slurm.model.slices import SLICES
 from crater_slurm.placement.need import Need
 from crater_slurm.placement.packing import batch
 from crater_slurm.placement.packing.kernels import WHOLE, Measure
@@ -29,11 +30,15 @@ _MOST_KINDS = 60
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A need as the mix counts it, with the GPU models on which it may be."""
+    """A need as the mix counts it, with the GPU models on which it may be.
+
+    ``milli`` is what it takes of each of its GPUs: all, or the part that its slices are.
+    """
 
     gpus: int
     take: tuple[int, ...]
     models: frozenset[str]
+    milli: int = WHOLE
 
 
 def take_of(need: Need) -> tuple[int, ...]:
@@ -80,6 +85,8 @@ class Rest:
         row[: min(size, use.gres.get("gpu", 0))] = 0
         for gpu, (taken, there) in enumerate(use.shards[:size]):
             row[gpu] = min(int(row[gpu]), WHOLE - WHOLE * taken // max(1, there))
+        if not use.shards:
+            _fill(row[:size], use.gres.get("shard", 0))
 
     def mix(self, seen: Mapping[Kind, int]) -> Mix:
         """The mix of what was asked for, as this cluster counts it."""
@@ -91,7 +98,7 @@ class Rest:
     def need(self, kind: Kind) -> PackedNeed:
         bits = [self._bits[model] for model in kind.models if model in self._bits]
         allowed = sum(1 << bit for bit in set(bits)) if bits else ANY_MODEL
-        return PackedNeed(kind.gpus, WHOLE if kind.gpus else 0, kind.take, allowed)
+        return PackedNeed(kind.gpus, kind.milli if kind.gpus else 0, kind.take, allowed)
 
     def costs(
         self, kind: Kind, groups: Sequence[npt.NDArray[np.bool_]], measure: Measure
@@ -106,9 +113,7 @@ class Rest:
         if not nodes.size:
             return [None] * len(groups)
         gpus, rest = cluster.gpus[nodes], cluster.rest[nodes]
-        after = gpus.copy()
-        for row in after:
-            row[np.flatnonzero(row >= WHOLE)[: need.count]] = 0
+        after = batch.placed(gpus, need)
         both = np.concatenate([gpus, after])
         left = np.concatenate([rest, rest - np.asarray(need.take, np.int64)])
         worth = batch.packs(both, left, np.tile(cluster.models[nodes], 2), measure)
@@ -120,6 +125,14 @@ def value(cost: float, gpus: int) -> float:
     """A cost as a part of a score, 0..1: 0.5 where the job takes just what it uses, 0 where it
     strands as many GPUs again, 1 where it takes as many that were stranded."""
     return min(1.0, max(0.0, 0.5 - cost / (2 * WHOLE * max(1, gpus))))
+
+
+def _fill(row: npt.NDArray[np.int64], shards: int) -> None:
+    """Put shards on cards where Slurm (22.05) doesn't say on which: the first ones, filled up."""
+    for gpu in np.flatnonzero(row >= WHOLE):
+        part = min(shards, SLICES)
+        row[gpu] -= WHOLE * part // SLICES
+        shards -= part
 
 
 def _rest(profile: NodeProfile | None, use: NodeUse) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ from crater_slurm.placement import score, stranding
 from crater_slurm.placement.inventory import Inventory
 from crater_slurm.placement.need import Need
 from crater_slurm.placement.outcome import Outcome
-from crater_slurm.placement.packing.kernels import Measure
+from crater_slurm.placement.packing.kernels import WHOLE, Measure
 from crater_slurm.placement.packing.score import packs_of
 from crater_slurm.placement.score import Ranked, Score, Term
 from crater_slurm.placement.stranding import Kind, Rest
@@ -101,7 +101,7 @@ class Preferring:
 
     def look(self, outcome: Outcome, inventory: Inventory) -> Outcome:
         """The outcome with the preference that holds now; costs no time worth speaking of."""
-        if not outcome.feasible or not outcome.ranked or outcome.share:
+        if not outcome.feasible or not outcome.ranked:
             return outcome
         key = (outcome.need, outcome.passed)
         with self._lock:
@@ -124,7 +124,7 @@ class Preferring:
 
     def learn(self, outcome: Outcome, inventory: Inventory) -> None:
         """A job of this need was planned: it is a part of the mix."""
-        if outcome.feasible and not outcome.share:
+        if outcome.feasible:
             kind = _kind(outcome, inventory)
             with self._lock:
                 self._seen.append(kind)
@@ -186,13 +186,14 @@ class Preferring:
                     self._kept[key] = (outcome, choice)
 
     def _choice(self, picture: _Picture, outcome: Outcome, measure: Measure) -> Choice:
-        inventory, need = picture.inventory, outcome.need
+        inventory = picture.inventory
         groups = _groups(outcome, inventory)
         arrays = stranding.masks([nodes for nodes, _ in groups], len(inventory.names))
-        costs = picture.rest.costs(_kind(outcome, inventory), arrays, measure)
+        kind = _kind(outcome, inventory)
+        costs = picture.rest.costs(kind, arrays, measure)
         ranked = tuple(
             sorted(
-                (self._with(inventory, nodes, fit, cost, need.gpus)
+                (self._with(inventory, nodes, fit, cost, kind.gpus)
                  for (nodes, fit), cost in zip(groups, costs, strict=True)),
                 key=lambda group: (-group.score.value, group.nodes & -group.nodes),
             )
@@ -222,7 +223,10 @@ class Preferring:
 def _kind(outcome: Outcome, inventory: Inventory) -> Kind:
     """The job as the mix counts it, on the GPU models that can take it."""
     models = frozenset(m for m, nodes in inventory.models.items() if nodes & outcome.passed)
-    return Kind(outcome.need.gpus, stranding.take_of(outcome.need), models)
+    take, share = stranding.take_of(outcome.need), outcome.share
+    if share is None:
+        return Kind(outcome.need.gpus, take, models)
+    return Kind(1, take, models, -(-WHOLE * share.shards // share.slices))
 
 
 def _groups(outcome: Outcome, inventory: Inventory) -> list[tuple[int, Score]]:

@@ -104,12 +104,16 @@ def _notes(
 
 def preference(view: View, outcome: Outcome, job: Job, scope: Scope, left_out: int) -> str:
     """The node features that the job may prefer; none where Slurm might refuse it for them."""
-    # What the user's own gres leave of the nodes is Slurm's to know. Where a job is kept on
-    # sockets, or cores or memory are scarce, Slurm's own count of a node may be the tighter one.
+    # What the user's own gres leave of the nodes is Slurm's to know, and so is how a job fits that
+    # is kept on sockets. Where cores or memory are scarce, Slurm's own count of a node may be the
+    # tighter one: then nodes count that have more than enough by it.
     scarce = any(c.failed_nodes for c in outcome.conditions if c.name in ("cpus", "memory"))
     together = outcome.placement is not None and outcome.placement.domains
-    if not outcome.prefer or job.gres or scarce or together:
+    if not outcome.prefer or job.gres or together:
         return ""
+    if scarce:
+        need, inventory = outcome.need, view.planner.inventory
+        left_out |= inventory.everything & ~inventory.roomy(need.cpus or 1, need.memory_mib or 0)
     return outcome.prefer if lasts(view, outcome.prefer, outcome, scope, left_out) else ""
 
 

@@ -22,7 +22,7 @@ from crater_slurm.slurm import gres, hostlist, limits
 from crater_slurm.slurm.records import parse_record
 
 #: The reason comes last, since an admin may write anything there.
-_FORMAT = "%R|%T|%f|%G|%w|%N|%E"
+_FORMAT = "%R|%T|%f|%G|%w|%z|%m|%N|%E"
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,11 +166,11 @@ def parse_sinfo(
     default_partition: str | None = None,
     now: float | None = None,
 ) -> SlurmCluster:
-    """Cluster from ``sinfo -eh -o '%R|%T|%f|%G|%w|%N|%E'``; lines of one node are merged."""
+    """Cluster from ``sinfo -eh -o '%R|%T|%f|%G|%w|%z|%m|%N|%E'``; lines of one node are merged."""
     nodes: dict[str, SlurmNode] = {}
     for line in text.splitlines():
-        fields = line.split("|", 6)
-        if len(fields) != 7:
+        fields = line.split("|", 8)
+        if len(fields) != 9:
             continue
         partition, *about, names, reason = fields
         like = _node(about, reason)
@@ -190,8 +190,9 @@ def parse_sinfo(
 
 
 def _node(about: Sequence[str], reason: str) -> SlurmNode:
-    """What one line of sinfo says of each of its nodes: state, features, gres, weight, reason."""
-    state, features, gres_text, weight = about
+    """What one line of sinfo says of each of its nodes: state, features, gres, weight, S:C:T,
+    memory, reason."""
+    state, features, gres_text, weight, shape, memory = about
     try:
         counts = gres.totals(gres_text)
         types = frozenset(g.type for g in gres.parse(gres_text) if g.name == "gpu" and g.type)
@@ -204,5 +205,15 @@ def _node(about: Sequence[str], reason: str) -> SlurmNode:
         gres=counts,
         gpu_types=types,
         weight=int(weight) if weight.isdecimal() else None,
+        cores=_cores(shape),
+        memory_mib=int(memory) if memory.isdecimal() else None,
         reason="" if reason.strip() in ("none", "(null)") else reason.strip(),
     )
+
+
+def _cores(shape: str) -> int | None:
+    """Cores of ``sockets:cores:threads``; None where nodes differ (a ``+``) or it is none."""
+    parts = shape.split(":")
+    if len(parts) != 3 or not all(part.isdecimal() for part in parts):
+        return None
+    return int(parts[0]) * int(parts[1])

@@ -124,6 +124,7 @@ def cluster(
     states: dict[str, str] | None = None,
     features: dict[str, set[str]] | None = None,
     shards: dict[str, int] | None = None,
+    sizes: dict[str, tuple[int, int]] | None = None,
 ) -> SlurmCluster:
     """Slurm's view of these machines, and of ``names`` of which nobody knows the hardware."""
     everyone = [p.name for p in profiles] + list(names)
@@ -140,6 +141,8 @@ def cluster(
                 state=(states or {}).get(name, "idle"),
                 features=frozenset((features or {}).get(name, ())),
                 gres={"shard": shards[name]} if shards and name in shards else {},
+                cores=sizes[name][0] if sizes and name in sizes else None,
+                memory_mib=sizes[name][1] if sizes and name in sizes else None,
             )
             for name in everyone
         ),

@@ -196,6 +196,31 @@ def test_nothing_is_preferred_for_which_slurm_might_refuse_the_job(
 
 
 @pytest.mark.parametrize(
+    ("cores", "memory_gib", "prefer"),
+    [
+        (14, 128, "gpu_l4"),  # 12 and an eighth, at least 2 more
+        (13, 128, None),  # CoreSpecCount might keep what is over
+        (16, 36, "gpu_l4"),  # 32 GiB and an eighth
+        (16, 35, None),
+        (None, 0, None),  # Slurm did not say
+    ],
+)
+def test_where_cores_are_scarce_slurms_own_count_must_leave_some_over(
+    cores: int | None, memory_gib: int, prefer: str | None
+) -> None:
+    cards = gpus(0, 1, model="l4", gres_type="l4", memory_mib=24 * GIB)
+    there = view(
+        *(node("a1"), node("l1", cards=cards), node("tiny", cores=2)),
+        features={"l1": {"gpu_l4"}},
+        sizes={} if cores is None else {"l1": (cores, memory_gib * 1024), "a1": (32, 128 * 1024)},
+    )
+    asking = message("gpus=1 gpu-memory=16GiB cpus=12", min_mem_per_node=f"{32 * 1024}")
+    answer = decider().decide(asking, there)
+    assert not answer.reject
+    assert answer.fields.get("prefer") == prefer
+
+
+@pytest.mark.parametrize(
     ("own", "refused"), [("small", True), ("big", False), ("big|small", False), ("[big*9]", False)]
 )
 def test_a_users_preference_for_nodes_that_can_t_run_it_is_told(own: str, refused: bool) -> None:

@@ -19,27 +19,27 @@ SINFO = {
     # 22.05 prints sockets behind GPUs and (null) for nothing.
     "22.05": "\n".join(
         [
-            "gpu|idle|a100,nvme|gpu:a100:4(S:0-1),membw:280|1|a[1-2]|none",
-            "gpu|drained|(null)|gpu:4(S:0)|1|a3|GPU 3 | is odd",
-            "cpu|mixed|(null)|(null)|7|c[1-2]|none",
-            "all|idle|a100,nvme|gpu:a100:4(S:0-1),membw:280|1|a[1-2]|none",
+            "gpu|idle|a100,nvme|gpu:a100:4(S:0-1),membw:280|1|2:16:2|515000|a[1-2]|none",
+            "gpu|drained|(null)|gpu:4(S:0)|1|2:16:2|515000|a3|GPU 3 | is odd",
+            "cpu|mixed|(null)|(null)|7|1:64:1|257000|c[1-2]|none",
+            "all|idle|a100,nvme|gpu:a100:4(S:0-1),membw:280|1|2:16:2|515000|a[1-2]|none",
         ]
     ),
     # 24.11 marks what a node is about to do behind its state.
     "24.11": "\n".join(
         [
-            "gpu|idle~|a100,nvme|gpu:a100:4(S:0-1),membw:280|1|a[1-2]|none",
-            "gpu|draining|(null)|gpu:4(S:0)|1|a3|GPU 3 | is odd",
-            "cpu|mixed-|(null)|(null)|7|c[1-2]|none",
-            "all|idle~|a100,nvme|gpu:a100:4(S:0-1),membw:280|1|a[1-2]|none",
+            "gpu|idle~|a100,nvme|gpu:a100:4(S:0-1),membw:280|1|2:16:2|515000|a[1-2]|none",
+            "gpu|draining|(null)|gpu:4(S:0)|1|2:16:2|515000|a3|GPU 3 | is odd",
+            "cpu|mixed-|(null)|(null)|7|1:64:1|257000|c[1-2]|none",
+            "all|idle~|a100,nvme|gpu:a100:4(S:0-1),membw:280|1|2:16:2|515000|a[1-2]|none",
         ]
     ),
     "26.05": "\n".join(
         [
-            "gpu|idle|a100,nvme|gpu:a100:4(S:0-1),membw:no_consume:280|1|a[1-2]|none",
-            "gpu|down*|(null)|gpu:(null):4(S:0)|1|a3|GPU 3 | is odd",
-            "cpu|planned|(null)||7|c[1-2]|none",
-            "all|idle|a100,nvme|gpu:a100:4(S:0-1),membw:no_consume:280|1|a[1-2]|none",
+            "gpu|idle|a100,nvme|gpu:a100:4(S:0-1),membw:no_consume:280|1|2:16:2|515000|a[1-2]|none",
+            "gpu|down*|(null)|gpu:(null):4(S:0)|1|2:16:2|515000|a3|GPU 3 | is odd",
+            "cpu|planned|(null)||7|1:64:1|257000|c[1-2]|none",
+            "all|idle|a100,nvme|gpu:a100:4(S:0-1),membw:no_consume:280|1|2:16:2|515000|a[1-2]|none",
             "",
             "a line that is no node",
         ]
@@ -62,8 +62,12 @@ def test_nodes_are_the_same_in_every_version_s_words(version: str) -> None:
     assert found["c2"].gres == {}
     assert found["c2"].usable
     assert {n: found[n].weight for n in found} == {"a1": 1, "a2": 1, "a3": 1, "c1": 7, "c2": 7}
-    assert parse_sinfo("gpu|idle|||1+|n[1-2]|none").nodes[0].weight is None
+    assert parse_sinfo("gpu|idle|||1+|2:16:2|515000|n[1-2]|none").nodes[0].weight is None
     assert {n: found[n].reason for n in found if found[n].reason} == {"a3": "GPU 3 | is odd"}
+    assert (found["a1"].cores, found["a1"].memory_mib) == (32, 515000)
+    assert (found["c1"].cores, found["c1"].memory_mib) == (64, 257000)
+    differing = parse_sinfo("gpu|idle||||1|2:8+:1|64000+|n[1-2]|none").nodes
+    assert all((n.cores, n.memory_mib) == (None, None) for n in differing)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +107,7 @@ def test_an_empty_cluster_is_no_error() -> None:
 
 def test_a_gres_that_can_t_be_read_is_an_error_that_shows_it() -> None:
     with pytest.raises(SlurmError, match="gres that can't be read: 'a:b:c:d'"):
-        parse_sinfo("gpu|idle|(null)|a:b:c:d|1|n1|none")
+        parse_sinfo("gpu|idle|(null)|a:b:c:d|1|2:16:2|515000|n1|none")
 
 
 @pytest.mark.parametrize(
@@ -174,7 +178,7 @@ def slurm(tmp_path: Path) -> Client:
     script(
         tmp_path,
         "sinfo",
-        'case "$*" in *%P*) printf "cpu\\ngpu*\\n";; *) echo "gpu|idle|(null)|gpu:4|1|n1|none";; esac',
+        'case "$*" in *%P*) printf "cpu\\ngpu*\\n";; *) echo "gpu|idle|(null)|gpu:4|1|2:16:2|515000|n1|none";; esac',
     )
     return Client(bin_dir=tmp_path, timeout_seconds=5)
 
@@ -205,7 +209,9 @@ def test_limits_and_reservations_are_read_with_the_nodes(slurm: Client, tmp_path
 
 
 def test_mig_types_are_kept_apart(slurm: Client) -> None:
-    (found,) = parse_sinfo("gpu|idle|(null)|gpu:a100:1(S:0),gpu:a100_1g.5gb:7(S:0)|1|m1|none").nodes
+    (found,) = parse_sinfo(
+        "gpu|idle|(null)|gpu:a100:1(S:0),gpu:a100_1g.5gb:7(S:0)|1|2:16:2|515000|m1|none"
+    ).nodes
     assert found.gres == {"gpu": 8}
     assert found.gpu_types == {"a100", "a100_1g.5gb"}
 

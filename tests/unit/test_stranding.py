@@ -233,3 +233,28 @@ def test_a_line_that_nobody_understands_is_an_error() -> None:
     with pytest.raises(SlurmError, match=r"sinfo's line 'a1\|x/"):
         occupancy.read(said("a1|x/29/0/32|100|gpu:1|\n"))
     assert occupancy.read(said("slurm_load_partitions: error\n")) == {}
+
+
+def test_a_share_costs_its_part_of_a_card_and_what_it_breaks() -> None:
+    """Two A100 with eight cores; the mix is one GPU with four cores each."""
+    rest = Rest(
+        [node("a1", cards=gpus(0, 0), cores=8, sockets=1, numa=1)], [NodeUse()], np.array([True])
+    )
+    measure = packs_of(rest.mix({USUAL: 1}))
+    half = Kind(1, (2, 0, 0, 0, 0), A100, 500)
+    (cost,) = rest.costs(half, [np.array([True])], measure)
+    assert cost == 500  # a whole card is lost to the mix, of which the share takes a half
+    taken = NodeUse(cpus=2, shards=((15, 31), (0, 31)))
+    again = Rest(
+        [node("a1", cards=gpus(0, 0), cores=8, sockets=1, numa=1)], [taken], np.array([True])
+    )
+    (cost,) = again.costs(half, [np.array([True])], measure)
+    assert cost == -500  # on the card that is broken already it takes what was stranded
+
+
+def test_shards_whose_cards_slurm_does_not_tell_fill_the_first_ones() -> None:
+    use = NodeUse(gres={"gpu": 1, "shard": 40})
+    rest = Rest(
+        [node("a1", cards=gpus(0, 0, 0, 0), cores=8, sockets=1, numa=1)], [use], np.array([True])
+    )
+    assert rest.cluster.gpus[0].tolist()[:4] == [0, 0, 750, 1000]

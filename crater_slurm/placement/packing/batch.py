@@ -23,6 +23,15 @@ def fitting(cluster: Cluster, need: Need) -> npt.NDArray[np.bool_]:
     return able
 
 
+def placed(gpus: Ints, need: Need) -> Ints:
+    """The GPUs of each state with the need on them, as Slurm gives them: [state, GPU]."""
+    if not need.count:
+        return gpus.copy()
+    rows = len(gpus)
+    count, milli = np.full(rows, need.count), np.full(rows, need.milli)
+    return gpus - _taken(gpus, gpus >= need.milli, count, milli) * need.milli
+
+
 def packs(gpus: Ints, rest: Ints, models: Ints, mix: Measure) -> Floats:
     """Milli-GPU that streams of the mix would place on each state, mean over streams: [state].
 
