@@ -7,6 +7,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 MATRIX := 22.05 24.11 26.05
 TORCH  := torch==2.13.0+cpu
+FRAMEWORKS := safetensors lightning transformers accelerate
 
 .PHONY: help demo test test-unit test-slurm test-databases test-matrix test-vm lint format bench \
 	bench-placement bench-gpu-memory wheel setup setup-test clean
@@ -75,7 +76,9 @@ $(BIN)/.installed-dev: $(BIN)/.installed
 	$(BIN)/pip install --quiet --editable '.[dev,postgres,mysql]'
 	@# "+cpu" names that build alone, so never gigabytes of CUDA; without it those tests are skipped.
 	$(BIN)/pip install --quiet --only-binary :all: '$(TORCH)' 2>/dev/null \
-		|| echo "pip finds no $(TORCH) here: tests of memory traces will be skipped"
+		|| echo "pip finds no $(TORCH) here: tests with torch will be skipped"
+	$(BIN)/python -c 'import torch' 2>/dev/null && $(BIN)/pip install --quiet --only-binary :all: \
+		'$(TORCH)' $(FRAMEWORKS) 2>/dev/null || echo "tests of torch's frameworks will be skipped"
 	touch $@
 
 clean:           ## Remove what was built here; caches of labs and guests: crater lab clean

@@ -68,9 +68,7 @@ class Steps:
                 continue
             first = next(iter(kept.values()))
             m = first.manifest
-            step = Step(
-                m.name, m.step, left.name, first.local, m.world_size, self._tools.clock()
-            )
+            step = Step(m.name, m.step, left.name, first.local, m.world_size, self._tools.clock())
             step.kept = {r: e.file for r, e in kept.items() if e.local == first.local}
             step.touched = now
             self.waiting[m.name, m.step] = step

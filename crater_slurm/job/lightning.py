@@ -16,7 +16,7 @@ from typing import Any
 try:
     from lightning.fabric.plugins.io import TorchCheckpointIO
 except ImportError:
-    from lightning_fabric.plugins.io import TorchCheckpointIO  # type: ignore[no-redef]
+    from lightning_fabric.plugins.io import TorchCheckpointIO
 
 from crater_slurm.job import checkpoint
 from crater_slurm.job.saving import CheckpointError
@@ -27,7 +27,7 @@ _KIND = "crater checkpoint"
 _LONGEST = 4096
 
 
-class CraterCheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
+class CraterCheckpointIO(TorchCheckpointIO):
     """Saves by crater and leaves a pointer where Lightning wants a file."""
 
     def __init__(self, name: str = "lightning") -> None:

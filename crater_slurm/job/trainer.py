@@ -26,7 +26,7 @@ from crater_slurm.job.saving import CheckpointError
 __all__ = ["CraterCallback"]
 
 
-class CraterCallback(TrainerCallback):  # type: ignore[misc]
+class CraterCallback(TrainerCallback):
     """Saves at every ``every``-th step, ``seconds`` after the last save, and on the job's signal,
     after which training stops. ``requeue``: then ask for the job to be put back in the queue."""
 

@@ -49,6 +49,8 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 #: Parts that do no I/O: nothing of these may be imported there.
 PURE = {"model", "placement", "catalogue", "topology"}
+#: What a training script may have; imported on use, or by a module that is for it alone.
+FRAMEWORKS = {"torch", "numpy", "lightning", "lightning_fabric", "transformers"}
 OUTSIDE = {"socket", "subprocess", "os", "sqlite3", "sqlalchemy", "http", "urllib", "threading"}
 
 
@@ -150,7 +152,7 @@ def test_no_module_is_imported_by_what_it_imports_itself() -> None:
     "path", [p for p in modules() if part_of(name_of(p)) in {"hooks", "job"}], ids=name_of
 )
 def test_hooks_and_job_need_the_standard_library_alone(path: Path) -> None:
-    optional = {"torch", "numpy"} if part_of(name_of(path)) == "job" else set()
+    optional = FRAMEWORKS if part_of(name_of(path)) == "job" else set()
     used = {m.split(".")[0] for m in imports(path, lazy=True)} - {"crater_slurm"}
     assert used <= sys.stdlib_module_names | {"__future__", "frame"} | optional
 
