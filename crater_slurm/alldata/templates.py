@@ -6,7 +6,7 @@ Rendering refuses what is missing and what was not quoted; it never guesses a va
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,7 +88,14 @@ def render(template: Template, values: Mapping[str, Any], site: Path) -> str:
         raise UsageError(f"the template {template.file}, {where}: {error.message}") from error
     except jinja2.TemplateError as error:
         raise UsageError(f"the template {template.file}: {error.message}") from error
-    except UsageError as error:
+    except (
+        UsageError,
+        ArithmeticError,
+        LookupError,
+        TypeError,
+        ValueError,
+        RecursionError,
+    ) as error:
         raise UsageError(f"the template {template.file}: {error}") from error
     if len(text) > _LONGEST:
         raise UsageError(f"the template {template.file} makes a script of more than 1 MiB")
@@ -112,6 +119,12 @@ def _environment(site: Path, beside: Path) -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    # Blocks and macros hold nothing but what was let pass, so that super() may be written.
+    environment.concat = _passed  # type: ignore[method-assign, assignment]
     # Jinja's own filters give texts that nobody quoted, which strict then refuses.
     environment.filters |= {"sh": quoting.sh, "sbatch": quoting.sbatch, "name": quoting.name}
     return environment
+
+
+def _passed(parts: Iterable[str]) -> quoting.Quoted:
+    return quoting.Quoted("".join(parts))

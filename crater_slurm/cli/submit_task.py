@@ -118,7 +118,14 @@ def prepare(order: Order, task: Task, settings: Submit) -> Ready:
     clusters, _ = options.take(rest, "--clusters")
     if order.wait and "--array" in options.said(rest):
         raise UsageError("--wait follows one job, and --array makes several")
-    batch = render(task, settings, words=order.program, options=rest, template=order.template)
+    batch = render(
+        task,
+        settings,
+        words=order.program,
+        options=rest,
+        template=order.template,
+        enforced=enforced(),
+    )
     marker = Marker(
         task.task_id,
         fingerprint(task, list(order.program), list(order.options), order.template),
@@ -132,6 +139,11 @@ def prepare(order: Order, task: Task, settings: Submit) -> Ready:
         clusters,
         (*batch.notes, *notes(task, loaded().settings.sharing)),
     )
+
+
+def enforced() -> bool:
+    """Whether crater's filter asks Slurm for what directives say."""
+    return loaded().settings.filter.mode == "enforce"
 
 
 def _program() -> str:

@@ -91,11 +91,15 @@ def _bring_python(lab: Lab, node: str | None) -> None:
         "python": Path(sys.base_prefix),
         "crater_slurm": paths.PACKAGE,
         "site": Path(get_path("purelib")),
+        "templates": paths.share("templates"),
     }
     for name, source in folders.items():
         target = f"{PEOPLE}/{name}"
         for words in (["mkdir", "-p", target], ["mount", "--bind", str(source), target]):
             lab.run(words, user="root", node=node, machine_side=True, check=True)
+    # So that it is found to be a source tree, with its templates beside the package.
+    tree = ["touch", f"{PEOPLE}/pyproject.toml"]
+    lab.run(tree, user="root", node=node, machine_side=True, check=True)
 
 
 def planning(lab: Lab) -> None:
