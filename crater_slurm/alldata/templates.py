@@ -120,7 +120,7 @@ def _environment(site: Path, beside: Path) -> jinja2.Environment:
         keep_trailing_newline=True,
     )
     # Blocks and macros hold nothing but what was let pass, so that super() may be written.
-    environment.concat = _passed  # type: ignore[method-assign, assignment]
+    environment.concat = _passed  # type: ignore[method-assign]
     # Jinja's own filters give texts that nobody quoted, which strict then refuses.
     environment.filters |= {"sh": quoting.sh, "sbatch": quoting.sbatch, "name": quoting.name}
     return environment

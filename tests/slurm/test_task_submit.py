@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from helpers import (
     PEOPLE,
+    bring_python,
     cancel,
     completed,
     crater,
@@ -19,6 +20,7 @@ from helpers import (
     output,
     patient_lab,
     profile,
+    python,
     running,
     script,
     shares,
@@ -292,8 +294,6 @@ def crater_shell(lab: Lab, text: str) -> Any:
     code = (
         "import subprocess, sys; sys.exit(subprocess.run(['bash', '-c', sys.argv[1]]).returncode)"
     )
-    from helpers import python
-
     return python(lab, "-c", code, text)
 
 
@@ -403,13 +403,12 @@ def test_test_only_submits_nothing(lab: Lab) -> None:
 def test_slurm_alone_gives_gpus_and_cores_too(lab_factory: Any) -> None:
     """Where crater's filter is absent or only observes."""
     alone = lab_factory(inventory="a100-pcie", crater=False)
-    from helpers import _bring_python
-
-    _bring_python(alone, None)
+    bring_python(alone)
     document = task("alone-1")
     document["resource_requirements"]["cpu"]["cores"] = 8
     script(alone, "hold.sh", HOLD)
-    job = job_of(send(alone, document, "--", "./hold.sh"))
+    observes = {"CRATER_FILTER__MODE": "observe"}
+    job = job_of(send(alone, document, "--", "./hold.sh", environment=observes))
     running(alone, job)
     (share,) = shares(alone, job)
     assert (len(share.cpus), len(share.gpus)) == (8, 2)
