@@ -321,13 +321,22 @@ def test_a_task_goes_to_the_server_with_its_token(submit: Run, api: Api, slurm: 
     assert not (slurm / "words").exists()
 
 
-def test_waiting_asks_the_server(submit: Run, api: Api) -> None:
-    api.answers = [
-        (202, {"job_id": 7}),
-        (200, {"status": "failed", "exit_code": 5}),
-    ]
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        ({"status": "failed", "exit_code": "5:0"}, 5),
+        ({"status": "failed", "exit_code": "0:9"}, 137),
+        ({"status": "completed", "exit_code": "0:0"}, 0),
+        ({"status": "timeout", "exit_code": None}, 124),
+        ({"status": "cancelled", "exit_code": "0:15"}, 130),
+        ({"status": "rejected"}, 201),
+        ({"status": "unknown"}, 125),
+    ],
+)
+def test_waiting_asks_the_server(submit: Run, api: Api, end: dict[str, Any], status: int) -> None:
+    api.answers = [(202, {"job_id": 7}), (200, end)]
     done = submit(LLAMA, "--server", api.url, "--wait")
-    assert done.returncode == 5, done.stderr
+    assert done.returncode == status, done.stderr
     assert api.asked[1][1] == "/api/v1/tasks/task-20240520-llama3-8b"
 
 
