@@ -345,10 +345,11 @@ def test_waiting_asks_the_server(submit: Run, api: Api, end: dict[str, Any], sta
     [
         (
             422,
-            {"problems": [{"pointer": "/a", "message": "is bad", "value": "1"}]},
+            {"detail": [{"pointer": "/a", "message": "is bad", "value": "1"}]},
             2,
             "/a: is bad",
         ),
+        (422, {"detail": [{"code": "refused", "message": "no 16 GPUs"}]}, 1, "no 16 GPUs"),
         (409, {"detail": "sent before with another content"}, 7, "another content"),
         (401, {"detail": "no such token"}, 1, "does not take this token (401): no such token"),
         (404, {"detail": "Not Found"}, 1, "answers 404: Not Found"),
