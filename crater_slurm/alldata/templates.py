@@ -5,6 +5,7 @@ Rendering refuses what is missing and what was not quoted; it never guesses a va
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -80,12 +81,12 @@ def find(name: str, site: Path) -> Template:
 
 def render(template: Template, values: Mapping[str, Any], site: Path) -> str:
     """The script. UsageError when the template asks for what is not there, or quotes badly."""
-    environment = _environment(site, template.file.parent)
+    environment = _environment(site, template.file.parent if template.site else site)
     try:
-        text = environment.from_string(template.text()).render(values)
+        text = environment.get_template(template.file.name).render(values)
     except jinja2.TemplateSyntaxError as error:
-        where = f"line {error.lineno}" + (f" of {error.name}" if error.name else "")
-        raise UsageError(f"the template {template.file}, {where}: {error.message}") from error
+        where = f"{error.filename or template.file}, line {error.lineno}"
+        raise UsageError(f"the template {where}: {error.message}") from error
     except jinja2.TemplateError as error:
         raise UsageError(f"the template {template.file}: {error.message}") from error
     except (
@@ -102,7 +103,9 @@ def render(template: Template, values: Mapping[str, Any], site: Path) -> str:
     return text if text.endswith("\n") else f"{text}\n"
 
 
+@functools.lru_cache(maxsize=16)
 def _environment(site: Path, beside: Path) -> jinja2.Environment:
+    """Keeps compiled templates; one whose file has changed is read anew."""
     shipped = jinja2.FileSystemLoader(shipped_folder())
     environment = ImmutableSandboxedEnvironment(
         loader=jinja2.ChoiceLoader(

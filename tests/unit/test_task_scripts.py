@@ -343,6 +343,19 @@ def test_a_site_s_template_hides_the_shipped_one_and_can_extend_it(tmp_path: Pat
     assert templates.find("llm_finetune", tmp_path).about == "Ours."
 
 
+def test_a_site_may_change_what_all_templates_begin_with(tmp_path: Path) -> None:
+    site = site_with(tmp_path, _base="#!/bin/sh\necho {{ task.task_id|sh }}\n")
+    assert script_of(llama(), site) == "#!/bin/sh\necho task-20240520-llama3-8b\n"
+
+
+def test_a_changed_template_is_read_anew(tmp_path: Path) -> None:
+    site = site_with(tmp_path, generic="one\n")
+    assert script_of(llama(), site, template="generic") == "one\n"
+    site_with(tmp_path, generic="another\n")
+    os.utime(tmp_path / "generic.sh.j2", (1, 1))
+    assert script_of(llama(), site, template="generic") == "another\n"
+
+
 def test_a_template_may_be_a_file(tmp_path: Path) -> None:
     file = tmp_path / "mine.sh.j2"
     file.write_text("#!/bin/sh\necho {{ task.model_config.name|sh }}\n")
