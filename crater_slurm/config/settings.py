@@ -18,6 +18,7 @@ from crater_slurm.config.prediction import Prediction
 from crater_slurm.config.score import Score
 from crater_slurm.config.section import OffIsAWord, Section
 from crater_slurm.config.sharing import Sharing
+from crater_slurm.config.submit import Submit
 
 
 class Slurm(Section):
@@ -299,6 +300,7 @@ class Settings(Section):
     prediction: Prediction = Prediction()
     score: Score = Score()
     scheduler: Scheduler = Scheduler()
+    submit: Submit = Submit()
     health: Health = Health()
     plan: Plan = Plan()
     sla: Sla = Sla()
