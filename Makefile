@@ -10,7 +10,7 @@ TORCH  := torch==2.13.0+cpu
 FRAMEWORKS := safetensors lightning transformers accelerate
 
 .PHONY: help demo test test-unit test-slurm test-databases test-matrix test-vm lint format bench \
-	bench-placement bench-gpu-memory wheel setup setup-test clean
+	bench-placement bench-gpu-memory bench-checkpoint wheel setup setup-test clean
 
 help:            ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -56,6 +56,9 @@ bench-placement: setup-test  ## Published policies and crater's on published tra
 
 bench-gpu-memory: setup-test ## Predicted against measured peaks (ROWS=file.csv), models left out: 5 minutes
 	$(BIN)/python bench/gpu_memory.py $(ROWS) --cross-validate
+
+bench-checkpoint: setup-test ## Stall and drain of checkpoints beside memcpy, fio, torch.save and DCP
+	$(BIN)/python bench/checkpoint.py
 
 wheel: setup-test            ## Build dist/*.whl
 	$(BIN)/python -m build --wheel

@@ -24,7 +24,7 @@ from crater_slurm.job import layout
 if TYPE_CHECKING:
     from crater_slurm.checkpoint.save import Save
 
-#: Measured on an NVMe-backed virtio disk: no gain beyond, see docs/checkpoint-format.md.
+#: As much under way as keeps a drive busy; bench/checkpoint.py shows the drain beside fio's.
 BLOCK_BYTES = 4 << 20
 DEPTH = 16
 _AGAIN = (-errno.EAGAIN, -errno.EINTR)
