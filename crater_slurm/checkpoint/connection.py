@@ -90,6 +90,8 @@ class Connection:
             self.take(message, fds)
         except WireError as error:
             self.mistake(f"The worker could not {error}.")
+        except Exception as error:  # a defect of ours, or of a daemon's: the others go on
+            self.mistake(f"The worker could not take a {message['op']!r:.40}: {error!r:.300}.")
         finally:
             for fd in fds:  # what was wanted has been taken out of the list
                 with contextlib.suppress(OSError):

@@ -184,11 +184,11 @@ class Desk:
             if step.name != name or wanted not in (None, step.step):
                 continue
             checked += 1
-            for part in step.parts:
-                for file in part.files:
-                    path = f"{step.folder}/{file.name}"
-                    if error := layout.check_file(path, file, sums.crc32):
-                        damaged.append(f"{step.name} {step.step}: {error}"[:500])
+            parts = [p for p in layout.read_parts(step.folder) if p.run == step.run]
+            for file in (file for part in parts for file in part.files):
+                path = f"{step.folder}/{file.name}"
+                if error := layout.check_file(path, file, sums.crc32):
+                    damaged.append(f"{step.name} {step.step}: {error}"[:500])
         return {"checked": checked, "damaged": damaged[:50]}
 
     def status(self) -> Answer:

@@ -9,6 +9,7 @@ what they say is checked like any manifest.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import re
 import stat
@@ -20,6 +21,7 @@ from crater_slurm.job.layout import FileEntry, LayoutError, Manifest
 _NAME = re.compile(r"\.rank-([0-9]{5,7})\.of-([0-9]{1,7})\.json\Z")
 #: A manifest of 1 TiB has 2 MiB of checksums.
 _MOST_BYTES = 64 << 20
+_MOST_KNOWN = 10_000
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -93,6 +95,37 @@ def read_parts(folder: int) -> list[Manifest]:
     """The parts' manifests in an open folder; damaged ones are left out. Raises OSError."""
     names = [name for name in sorted(os.listdir(folder)) if layout.is_part(name)]
     return [found for name in names if (found := _manifest(folder, name)) is not None]
+
+
+class Known:
+    """Manifests read before, without their sums: there may be thousands, and they don't change."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[int, ...], Manifest] = {}
+
+    def read_parts(self, folder: int) -> list[Manifest]:
+        """As ``read_parts``, but the files' sums are left out. Raises OSError."""
+        return [
+            found
+            for name in sorted(os.listdir(folder))
+            if layout.is_part(name) and (found := self._get(folder, name)) is not None
+        ]
+
+    def _get(self, folder: int, name: str) -> Manifest | None:
+        try:
+            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        except OSError:
+            return None
+        key = (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size)
+        found = self._found.pop(key, None)
+        if found is None and (read := _manifest(folder, name)) is not None:
+            files = [dataclasses.replace(file, sums=[]) for file in read.files]
+            found = dataclasses.replace(read, files=files)
+        if found is not None:
+            self._found[key] = found  # the latest last
+            while len(self._found) > _MOST_KNOWN:
+                del self._found[next(iter(self._found))]
+        return found
 
 
 def _manifest(folder: int, name: str) -> Manifest | None:

@@ -8,27 +8,24 @@ in the way is at worst removed, never gone through. Nothing complete is ever rem
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import os
 import stat
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from crater_slurm.checkpoint import entries, sums, syscalls
+from crater_slurm.checkpoint import entries, finishing, sums
 from crater_slurm.checkpoint.trees import open_folder, remove, tree_bytes
 from crater_slurm.job import layout
 from crater_slurm.job.layout import FileEntry, Manifest
 
 #: Without waiting for what a fifo's other end does.
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-_IN_THE_WAY = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EISDIR)
 
 
 @dataclass(frozen=True)
 class LocalStep:
-    """A step that has its final name: the parts that lie here, of one run."""
+    """A step that has its final name: the parts that lie here, of one run, without their sums."""
 
     folder: str
     name: str
@@ -68,6 +65,7 @@ class Folder:
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self._known = entries.Known()
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[int]:
@@ -137,72 +135,20 @@ class Folder:
                 for target in (name, f"{name}.{manifest.run}"):
                     there = [s for s in self._read_final(parent, target) if s.run == manifest.run]
                     if there and there[0].ranks - set(manifest.ranks):
-                        self._join(parent, partial, target, manifest, there[0])
+                        taken = {file.name for part in there[0].parts for file in part.files}
+                        finishing.join(parent, partial, target, manifest, there[0].ranks, taken)
                         remove(layout.partial_name(name), parent)
                         return
-                self._complete(partial, manifest)
+                finishing.complete(partial, manifest)
             finally:
                 os.close(partial)
-            self._rename(parent, name)
-
-    def _complete(self, partial: int, manifest: Manifest) -> None:
-        part = layout.part_name(manifest.ranks)
-        entries.put(partial, part, manifest.to_json(), durable=True)
-        wanted = {file.name for file in manifest.files} | {part}
-        for other in set(os.listdir(partial)) - wanted:
-            remove(other, partial)
-        os.fsync(partial)
-
-    def _join(
-        self, parent: int, partial: int, target: str, manifest: Manifest, there: LocalStep
-    ) -> None:
-        """Put the ranks that a final folder lacks into it, their manifest last."""
-        files = [file for file in manifest.files if file.rank not in there.ranks]
-        taken = {file.name for part in there.parts for file in part.files}
-        if not files:
-            return
-        if both := taken & {file.name for file in files}:
-            raise FileExistsError(errno.EEXIST, f"{min(both)} is there already")
-        final = open_folder(target, parent)
-        try:
-            for file in files:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(file.name, dir_fd=final)
-                os.link(file.name, file.name, src_dir_fd=partial, dst_dir_fd=final)
-            os.fsync(final)
-            whole = dataclasses.replace(manifest, files=files)
-            part = layout.part_name(whole.ranks)
-            entries.put(final, part, whole.to_json(), durable=True)
-            os.fsync(final)
-        finally:
-            os.close(final)
-
-    def _rename(self, parent: int, name: str) -> None:
-        partial = layout.partial_name(name)
-        try:
-            os.rename(partial, name, src_dir_fd=parent, dst_dir_fd=parent)
-        except OSError as error:
-            if error.errno not in _IN_THE_WAY:
-                raise
-            try:
-                syscalls.exchange(parent, partial, name)
-            except OSError:  # a file system that can't: for a moment neither has the name
-                self._set_aside(parent, name)
-                os.rename(partial, name, src_dir_fd=parent, dst_dir_fd=parent)
-        os.fsync(parent)
-        with contextlib.suppress(OSError):  # the one before; it is removed at the next start
-            remove(partial, parent)
-
-    def _set_aside(self, parent: int, name: str) -> str:
-        aside = layout.partial_name(f"{name}.removed-{os.getpid()}-{time.monotonic_ns()}")
-        os.rename(name, aside, src_dir_fd=parent, dst_dir_fd=parent)
-        return aside
+            finishing.give_name(parent, name)
 
     def remove(self, name: str) -> None:
         """Remove a complete step: first its final name goes, so that it is never half there."""
         with self._opened() as parent:
             try:
-                aside = self._set_aside(parent, name)
+                aside = finishing.set_aside(parent, name)
             except FileNotFoundError:
                 return
             os.fsync(parent)
@@ -237,6 +183,12 @@ class Folder:
             remove(layout.partial_name(name), parent)
         return True
 
+    def clean(self, run: str) -> list[LocalStep]:
+        """After the job: finish what can be, remove what can't; the steps that are there."""
+        self.recover(run)
+        self.drop_all()
+        return self.scan()
+
     def drop_all(self) -> None:
         """Remove all partial folders: nobody is left who could finish one."""
         with contextlib.suppress(FileNotFoundError), self._opened() as parent:
@@ -260,7 +212,7 @@ class Folder:
         fd = open_folder(name, parent)
         try:
             runs: dict[str, list[Manifest]] = {}
-            for part in entries.read_parts(fd):
+            for part in self._known.read_parts(fd):
                 if entries.files_are_there(fd, part):
                     runs.setdefault(part.run, []).append(part)
         finally:
@@ -315,7 +267,7 @@ class Folder:
     def _read_final(self, parent: int, name: str) -> list[LocalStep]:
         try:
             return self._read(parent, name)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):  # also for a link in the way
             return []
 
     def used_bytes(self) -> int:

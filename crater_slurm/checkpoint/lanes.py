@@ -120,6 +120,11 @@ class Lane(Connection):
         return len(self._blocks)
 
     @property
+    def writing(self) -> bool:
+        """Whether the disk or a checksum still reads from it."""
+        return any(not block.free for block in self._blocks)
+
+    @property
     def idle(self) -> bool:
         """Whether nothing of it is under way."""
         return not self._blocks and not self._saves
@@ -191,6 +196,8 @@ class Lane(Connection):
         local = wire.whole(message, "local", world, 1)
         # A save of one rank alone is a whole checkpoint, whatever rank that was.
         rank = 0 if world == 1 else self.rank
+        if message.get("rank") is not None:
+            rank = wire.whole(message, "rank", world - 1)
         name = wire.text(message, "name", "step")
         step = wire.whole(message, "step", 10**15 - 1)
         file = wire.text(message, "file", layout.file_name(rank))

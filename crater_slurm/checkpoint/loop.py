@@ -7,28 +7,27 @@ hangs keeps neither the daemon's questions nor another rank's messages waiting.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import selectors
 import signal
 import socket
-import struct
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from crater_slurm.checkpoint.connection import Connection
+from crater_slurm.checkpoint.control import Control, trusted
 from crater_slurm.checkpoint.desk import Desk
-from crater_slurm.checkpoint.disk import Block, Drain
-from crater_slurm.checkpoint.folder import Folder, Leftover, LocalStep
+from crater_slurm.checkpoint.disk import Block
+from crater_slurm.checkpoint.folder import Leftover, LocalStep
 from crater_slurm.checkpoint.keeping import Keeping
 from crater_slurm.checkpoint.lanes import Budget, Lane
-from crater_slurm.checkpoint.rate import TokenBucket
+from crater_slurm.checkpoint.report import Report
 from crater_slurm.checkpoint.services import Services
 from crater_slurm.checkpoint.spec import Spec
 from crater_slurm.checkpoint.steps import Steps
 from crater_slurm.checkpoint.threads import Log, Mailbox, Pool
-from crater_slurm.checkpoint.tools import Room, Tools
+from crater_slurm.checkpoint.tools import make_tools
 from crater_slurm.job import wire
 from crater_slurm.job.layout import Manifest
 
@@ -41,17 +40,6 @@ _GOODBYE_S = 2.0
 _MOST_BYTES = 1 << 50
 
 
-class Control(Connection):
-    """The daemon's connection."""
-
-    def __init__(self, connection: socket.socket, take: Callable[..., None]) -> None:
-        super().__init__(connection)
-        self._take_message = take
-
-    def take(self, message: dict[str, object], fds: list[int]) -> None:
-        self._take_message(message, fds)
-
-
 class Worker:
     """One job's. ``listener``: where the daemon connects; ``first``: its first connection."""
 
@@ -60,18 +48,7 @@ class Worker:
     ) -> None:
         self.spec = spec
         self._mailbox = Mailbox(self.log)
-        cores = len(os.sched_getaffinity(0))
-        folder = Folder(spec.folder)
-        self.tools = Tools(
-            spec=spec,
-            folder=folder,
-            room=Room(folder, spec.quota_bytes),
-            drain=Drain(self._on_written, TokenBucket(spec.rate_bytes_s), self.log, spec.engine),
-            clerk=Pool("crater-clerk", 1, self._mailbox),
-            files=Pool("crater-files", 4, self._mailbox),
-            hashers=Pool("crater-sums", min(4, cores), self._mailbox),
-            log=self.log,
-        )
+        self.tools = make_tools(spec, self._mailbox, self._on_written, self.log)
         self._questions = Pool("crater-desk", 2, self._mailbox)
         self._services = make(spec, self._on_change, self.log)
         self._steps = Steps(self.tools, self._live_ranks)
@@ -80,9 +57,9 @@ class Worker:
         self._keeping = Keeping(self.tools, self._steps, self._services, self._mailbox)
         self._budget = Budget(spec.ring_bytes, spec.huge_pages)
         self._desk = Desk(self.tools, self._steps, self._services, self._questions, self._to_daemon)
+        self._report = Report(self.tools, self._steps, self._services, self._budget, self._desk)
         self._lanes: list[Lane] = []
         self._early: list[tuple[dict[str, object], list[int]]] | None = []
-        self._flushed: set[tuple[str, int]] = set()
         self._ended = self._dirty = self._cleaning = self._cleaned = False
         self._stop_at: float | None = None
         self._state_at = self._sweep_at = 0.0
@@ -118,7 +95,8 @@ class Worker:
         """Work until there is nothing more to do."""
         signal.signal(signal.SIGTERM, lambda *_: self._mailbox.post(self._stop))
         self._services.start()
-        self.tools.clerk.ask(self._first_look, self._on_first_look)
+        folder, run_ = self.tools.folder, self.spec.run
+        self.tools.clerk.ask(lambda: (folder.recover(run_), folder.scan()), self._on_first_look)
         while not self._over():
             for key, _ in self._selector.select(self._timeout()):
                 self._serve(key.fileobj)
@@ -185,10 +163,6 @@ class Worker:
 
     # The beginning and the end
 
-    def _first_look(self) -> tuple[list[Leftover], list[LocalStep]]:
-        folder = self.tools.folder
-        return folder.recover(self.spec.run), folder.scan()
-
     def _on_first_look(
         self, found: tuple[list[Leftover], list[LocalStep]] | None, error: Exception | None
     ) -> None:
@@ -209,23 +183,23 @@ class Worker:
         self._cleaning = True
         folder, run = self.tools.folder, self.spec.run
 
-        def work() -> list[LocalStep]:
-            folder.recover(run)
-            folder.drop_all()
-            return folder.scan()
-
         def then(found: list[LocalStep] | None, error: Exception | None) -> None:
             self._cleaned = True
             if found is not None:
                 self._steps.found(found)
 
-        self.tools.clerk.ask(work, then)
+        self.tools.clerk.ask(lambda: folder.clean(run), then)
+
+    def _at_rest(self) -> bool:
+        """Whether no thread is at work; steps may still wait for ranks."""
+        tools = self.tools
+        busy = tools.clerk.busy + tools.files.busy + tools.hashers.busy + self._questions.busy
+        return not busy and not any(lane.writing for lane in self._lanes)
 
     def _quiet(self) -> bool:
         """Whether nothing is being saved."""
-        tools = self.tools
-        busy = tools.clerk.busy + tools.files.busy + tools.hashers.busy + self._questions.busy
-        return not busy and not self._steps.waiting and all(lane.idle for lane in self._lanes)
+        waiting = self._steps.waiting or not all(lane.idle for lane in self._lanes)
+        return self._at_rest() and not waiting
 
     @property
     def idle(self) -> bool:
@@ -233,7 +207,7 @@ class Worker:
 
     def _over(self) -> bool:
         if self._stop_at is not None:
-            return self._quiet() or self.tools.clock() >= self._stop_at
+            return self._at_rest() or self.tools.clock() >= self._stop_at
         return self._ended and self._cleaned and self.idle
 
     def _stop(self) -> None:
@@ -330,7 +304,8 @@ class Worker:
         self._changed()
 
     def _live_ranks(self) -> set[int]:
-        return {lane.rank for lane in self._lanes if not lane.closed and lane.rank >= 0}
+        """Ranks that are connected to save; who only asks has no memory."""
+        return {lane.rank for lane in self._lanes if not lane.closed and lane.memory}
 
     # What the daemon and the trainers are told
 
@@ -344,36 +319,4 @@ class Worker:
     def _send_state(self, *, done: bool = False) -> None:
         self._dirty = False
         self._state_at = self.tools.clock()
-        steps = self._desk.steps()
-        self._tell_flushed(steps)
-        steps.sort(key=lambda step: (step["flushed"], -step["step"]))
-        counters = {
-            **self.tools.counters,
-            **self._services.counters(),
-            "lanes": len(self._live_ranks()),
-            "lane_bytes": self._budget.used,
-            "saving": len(self._steps.waiting),
-        }
-        state = {"op": "state", "counters": counters, "idle": self.idle, "done": done}
-        while len(json.dumps(steps)) > wire.MAX_BYTES - 8000:
-            del steps[len(steps) // 2 :]
-        self._to_daemon({**state, "steps": steps})
-
-    def _tell_flushed(self, steps: list[dict[str, Any]]) -> None:
-        if not self.spec.remote.url:
-            return
-        for step in steps:
-            key = (step["name"], step["step"])
-            if step["flushed"] and step["run"] == self.spec.run and key not in self._flushed:
-                self._flushed.add(key)
-                for lane in self._lanes:
-                    lane.send({"op": "flushed", "name": key[0], "step": key[1]})
-
-
-def trusted(connection: socket.socket) -> bool:
-    """Whether root, or whoever started this process, is at the other end."""
-    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    return struct.unpack("3i", raw)[1] in (0, _STARTED_BY)
-
-
-_STARTED_BY = os.getuid()
+        self._to_daemon(self._report.state(self._lanes, idle=self.idle, done=done))

@@ -32,7 +32,8 @@ class TokenBucket:
         grown = self._tokens + (now - self._filled_at) * self.rate_bytes_s
         self._tokens = min(grown, self.rate_bytes_s * _BURST_S)
         self._filled_at = now
-        return max(0.0, -self._tokens / self.rate_bytes_s)
+        # A debt of less than a byte is a rounding error, and a wait for it might never end.
+        return max(0.0, -self._tokens / self.rate_bytes_s) if self._tokens <= -1 else 0.0
 
     def take(self, length: int) -> None:
         """Count a block. It may be larger than what is there: the next ones wait for the debt."""

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable
 from crater_slurm.checkpoint import faults
 from crater_slurm.checkpoint.folder import Leftover, LocalStep
 from crater_slurm.checkpoint.save import Save
+from crater_slurm.checkpoint.step import Step, disagree, some
 from crater_slurm.checkpoint.tools import Tools
-from crater_slurm.job.layout import FileEntry, Manifest
+from crater_slurm.job.layout import Manifest
 
 Key = tuple[str, int]
 
@@ -24,39 +25,6 @@ GRACE_S = 30.0
 PATIENCE_S = 900.0
 #: How long a partial folder is left alone that nobody has announced: its writer may be about to.
 LEFTOVER_S = 60.0
-
-
-class Step:
-    """A step that is being saved: files that are on disk, saves under way, and who waits."""
-
-    def __init__(self, name: str, step: int, folder: str, local: int, world: int) -> None:
-        self.name, self.step, self.folder = name, step, folder
-        self.local, self.world = local, world
-        self.kept: dict[int, FileEntry] = {}
-        self.saves: dict[int, Save] = {}
-        self.followers: list[Save] = []
-        self.finishing = False
-        self.touched = 0.0
-        self.alone_since: float | None = None
-
-    @property
-    def ranks(self) -> set[int]:
-        """Ranks that have saved, or are about to."""
-        return self.kept.keys() | self.saves.keys()
-
-    def done(self, there: set[int]) -> bool:
-        """Whether all ranks' files are on disk; ``there`` are those that wrote it themselves."""
-        return len(self.kept.keys() | there) >= self.local and bool(self.kept)
-
-    @property
-    def settling(self) -> bool:
-        """Whether it goes on without any trainer."""
-        return self.finishing or (
-            len(self.ranks) >= self.local and all(save.committed for save in self.saves.values())
-        )
-
-    def everybody(self) -> list[Save]:
-        return [*self.saves.values(), *self.followers]
 
 
 class Steps:
@@ -125,7 +93,7 @@ class Steps:
             self._bound(place.name)
         step.touched = self._tools.clock()
         if (step.local, step.world) != (place.local, place.world):
-            save.fail(ValueError(_disagree(step, save)))
+            save.fail(ValueError(disagree(step, save)))
             return
         earlier = step.saves.get(place.rank)
         if step.finishing or place.rank in step.kept or (earlier and earlier.committed):
@@ -259,7 +227,7 @@ class Steps:
         there = sorted(step.ranks)
         missing = sorted(self._live_ranks() - step.ranks)
         if missing:
-            who = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {_some(missing)}"
+            who = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {some(missing)}"
         else:
             who = f"{step.local - len(there)} of {step.local} ranks"
         saved = ", ".join(map(str, there[:8])) or "none"
@@ -305,12 +273,3 @@ class Steps:
     def sweep_needed(self) -> bool:
         """Whether something waits that time alone may decide."""
         return bool(self._leftovers) or any(not s.settling for s in self.waiting.values())
-
-
-def _some(numbers: list[int]) -> str:
-    return ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")
-
-
-def _disagree(step: Step, save: Save) -> str:
-    mine = f"{save.place.local} of {save.place.world} ranks"
-    return f"this rank says that {mine} save it, another says {step.local} of {step.world}"

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from crater_slurm.checkpoint.disk import Drain
+from crater_slurm.checkpoint.disk import Block, Drain
 from crater_slurm.checkpoint.folder import Folder
 from crater_slurm.checkpoint.outfile import OutFile
+from crater_slurm.checkpoint.rate import TokenBucket
 from crater_slurm.checkpoint.spec import Spec
-from crater_slurm.checkpoint.threads import Log, Pool
+from crater_slurm.checkpoint.threads import Log, Mailbox, Pool
 from crater_slurm.job.layout import FileEntry, Manifest
 
 _GIB = 1 << 30
@@ -37,9 +39,11 @@ class Room:
 
     def admit(self, out: OutFile, folder_name: str) -> None:
         """Make a file and set its room aside. Raises QuotaError or OSError."""
+        if not self.quota_bytes:
+            out.open(self._folder.partial(folder_name))
+            return
         with self._lock:
-            if self.quota_bytes:
-                self._check(out.size)
+            self._check(out.size)
             out.open(self._folder.partial(folder_name))
             if not out.allocated:  # the file system shows it only as it is written
                 self._promised[out] = out.size
@@ -59,14 +63,18 @@ class Room:
             if attempt == "as it is":
                 self.drop_more(over)
         raise QuotaError(
-            f"it needs {size / _GIB:.2f} GiB, and of the {self.quota_bytes / _GIB:.2f} GiB that a "
-            f"job may keep on a node {used / _GIB:.2f} are used. Ask for more, keep fewer steps, "
-            "or save less"
+            f"it needs {_amount(size)}, and of the {_amount(self.quota_bytes)} that a job may keep "
+            f"on a node {_amount(used)} are used; keep fewer steps, or ask for a larger quota"
         )
 
     def release(self, out: OutFile) -> None:
         """A file is whole, or gone."""
         self._promised.pop(out, None)
+
+
+def _amount(size: int) -> str:
+    """Bytes for people."""
+    return f"{size / _GIB:.1f} GiB" if size >= _GIB else f"{size / (1 << 20):.1f} MiB"
 
 
 @dataclass
@@ -99,3 +107,19 @@ class Tools:
             node=spec.node,
             time=self.now(),
         )
+
+
+def make_tools(spec: Spec, mailbox: Mailbox, written: Callable[[Block], None], log: Log) -> Tools:
+    """The tools of a worker; nothing of them has a thread before it is used."""
+    cores = len(os.sched_getaffinity(0))
+    folder = Folder(spec.folder)
+    return Tools(
+        spec=spec,
+        folder=folder,
+        room=Room(folder, spec.quota_bytes),
+        drain=Drain(written, TokenBucket(spec.rate_bytes_s), log, spec.engine),
+        clerk=Pool("crater-clerk", 1, mailbox),
+        files=Pool("crater-files", 4, mailbox),
+        hashers=Pool("crater-sums", min(4, cores), mailbox),
+        log=log,
+    )

@@ -14,7 +14,7 @@ import sys
 import traceback
 from collections.abc import Callable
 
-from crater_slurm.checkpoint import loop, remote, syscalls
+from crater_slurm.checkpoint import control, remote, syscalls
 from crater_slurm.checkpoint.loop import MakeServices, Worker
 from crater_slurm.checkpoint.onward import Onward
 from crater_slurm.checkpoint.peers import verbs
@@ -78,7 +78,7 @@ def _first(listener: socket.socket) -> tuple[socket.socket, Spec] | None:
     """The daemon's first connection and the spec that it sends; None when nobody comes."""
     while select.select([listener], [], [], _CONNECT_S)[0]:
         connection, _ = listener.accept()
-        if not loop.trusted(connection):
+        if not control.trusted(connection):
             connection.close()
             continue
         connection.settimeout(_CONNECT_S)

@@ -37,10 +37,10 @@ class Part:
     cluster: str = ""
     node: str = ""
 
-    def manifest(self, entry: layout.FileEntry) -> layout.Manifest:
-        """The manifest of this one file."""
+    def manifest(self, files: list[layout.FileEntry]) -> layout.Manifest:
+        """The manifest of these files."""
         return layout.Manifest(
-            self.step, self.ranks, [entry], self.name, self.run, self.job_id, self.cluster,
+            self.step, self.ranks, files, self.name, self.run, self.job_id, self.cluster,
             self.node or socket.gethostname()[:64], time.time(),
         )  # fmt: skip
 
@@ -103,25 +103,40 @@ def _another_run(target: str, run: str) -> bool:
 
 def _into(folder: str, part: Part, image: Image) -> None:
     """File and manifest into a folder, each by rename. A file that a manifest there names is not
-    touched: the new one gets another name, and the old one goes when nothing names it any more."""
+    touched: the new one gets another name, and the old one goes when nothing names it any more.
+    Other ranks' files in a manifest of the same name (a worker's) stay in it."""
     manifest_name = layout.part_name([part.rank])
-    old = _files_of(folder, manifest_name)
-    name = layout.file_name(part.rank)
-    again = 1
-    while name in old:
+    known = {file.name for other in layout.read_parts(folder) for file in other.files}
+    kept, old = _entries(os.path.join(folder, manifest_name), part)
+    name, again = layout.file_name(part.rank), 1
+    while name in known:
         again += 1
         name = f"rank-{part.rank:05d}.{again}.safetensors"
     with _aside(folder, name) as aside:
         sums = write_file(aside, image)
     entry = layout.FileEntry(name, part.rank, image.size, sums)
     with _aside(folder, manifest_name) as aside, open(aside, "w", encoding="utf-8") as file:
-        file.write(part.manifest(entry).to_json())
+        file.write(part.manifest([*kept, entry]).to_json())
         file.flush()
         os.fsync(file.fileno())
     sync_folder(folder)
     for gone in old:
         with contextlib.suppress(OSError):
             os.unlink(os.path.join(folder, gone))
+
+
+def _entries(path: str, part: Part) -> tuple[list[layout.FileEntry], list[str]]:
+    """What a manifest names: other ranks' entries, and this rank's files, which will go. Nothing
+    where there is none, it is damaged, or it is another run's."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            manifest = layout.Manifest.from_json(file.read())
+    except (OSError, ValueError, layout.LayoutError):
+        return [], []
+    own = [file.name for file in manifest.files if file.rank == part.rank]
+    if (manifest.run, manifest.world_size) != (part.run, part.ranks):
+        return [], own
+    return [file for file in manifest.files if file.rank != part.rank], own
 
 
 @contextlib.contextmanager
@@ -135,15 +150,6 @@ def _aside(folder: str, name: str) -> Iterator[str]:
         with contextlib.suppress(OSError):
             os.unlink(path)
         raise
-
-
-def _files_of(folder: str, manifest_name: str) -> set[str]:
-    """Files that a manifest names, empty where there is none or it is damaged."""
-    try:
-        with open(os.path.join(folder, manifest_name), encoding="utf-8") as file:
-            return {entry.name for entry in layout.Manifest.from_json(file.read()).files}
-    except (OSError, ValueError, layout.LayoutError):
-        return set()
 
 
 def _remove_tree(path: str) -> None:

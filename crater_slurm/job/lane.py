@@ -6,6 +6,7 @@ the lane's length. Pieces begin at multiples of ALIGN and don't wrap. Not thread
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -33,18 +34,18 @@ class Lane:
         Raises ValueError or OSError when it is not as large as was said.
         """
         self.fd = fd
+        self.registered = False
         self.length = nbytes // ALIGN * ALIGN
         try:
             if os.fstat(fd).st_size < self.length or self.length <= 0:
                 raise ValueError(f"the lane is not as large as {nbytes} bytes")
             self.memory = mmap.mmap(fd, self.length)
         except BaseException:
-            os.close(fd)
+            self.close()
             raise
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
         self.head = 0
         self.tail = 0
-        self.registered = False
 
     @property
     def room(self) -> int:
@@ -63,16 +64,28 @@ class Lane:
             start, left = start + count, left - count
         return pieces
 
+    def skip_to_start(self, size: int) -> None:
+        """Leave the lane's end unused where a piece of ``size`` would be cut by it and there is
+        room to begin anew: one long copy is faster than two, and to the same place each time."""
+        to_end = self.length - self.head % self.length
+        if to_end < rounded(size) <= self.room - to_end:
+            self.head += to_end
+
     def place(self, position: int) -> int:
         """Address of a position."""
         return self.address + position % self.length
 
     def close(self) -> None:
-        """Give the memory back."""
-        if self.registered:
+        """Close the file. The mapping goes with the last object that uses it."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        if getattr(self, "registered", False):
             unregister(self.address)
-        self.memory.close()
-        os.close(self.fd)
+        with contextlib.suppress(OSError):
+            self.close()
 
 
 def prefault(lane: Lane, threads: int) -> None:
@@ -123,7 +136,6 @@ def register(lane: Lane) -> bool:
 
 def unregister(address: int) -> None:
     """Undo ``register``."""
-    import contextlib
     import sys
 
     torch = sys.modules.get("torch")

@@ -81,77 +81,79 @@ def _is_dense(shape: tuple[int, ...], stride: tuple[int, ...] | None) -> bool:
     return True
 
 
-def source(value: Any) -> Any:
-    """What to read a leaf's values from: a tensor without its gradient, conjugated where it is
-    only marked so; an array in an order that memory can have."""
-    if isinstance(value, (bytes, bytearray)):
-        return value
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Tensor):
-        plain = value.detach()
-        if plain.is_conj() or plain.is_neg():
-            plain = plain.resolve_conj().resolve_neg()
-        return (value, plain)
-    return value
+class Source:
+    """What a leaf's values are read from: a tensor conjugated where it was only marked so, an array
+    or a byte string. ``pointer``: where they lie in order in host memory; 0 where they don't."""
+
+    __slots__ = ("pointer", "value")
+
+    def __init__(self, value: Any, pointer: int) -> None:
+        self.value = value
+        self.pointer = pointer
 
 
-def facts(sources: list[Any]) -> list[Fact]:
-    """A fact for each source."""
+def look(values: list[Any]) -> tuple[list[Fact], list[Source]]:
+    """A fact and a source for each leaf."""
     firsts: dict[Any, int] = {}
     names: dict[Any, str] = {}
     torch: Any = sys.modules.get("torch")
     parameter = torch.nn.Parameter if torch is not None and hasattr(torch, "nn") else None
     buffer = getattr(torch.nn, "Buffer", None) if parameter is not None else None
-    found = []
-    for number, value in enumerate(sources):
-        if type(value) is tuple:
-            kind = type(value[0])
-            flags = (1 if value[0].requires_grad else 0) | (2 if kind is parameter else 0)
-            flags |= 4 if buffer is not None and kind is buffer else 0
-            found.append(_torch_fact(value[1], flags, number, firsts, names))
+    tensors = (torch.Tensor,) if parameter is not None else ()
+    found, sources = [], []
+    for number, value in enumerate(values):
+        if isinstance(value, tensors):
+            flags = (1 if value.requires_grad else 0) | (2 if type(value) is parameter else 0)
+            flags |= 4 if buffer is not None and type(value) is buffer else 0
+            if value.is_conj() or value.is_neg():
+                value = value.detach().resolve_conj().resolve_neg()
+            fact, source = _torch_fact(value, flags, number, firsts, names)
         elif isinstance(value, (bytes, bytearray)):
-            kind_name = "bytes" if type(value) is bytes else "bytearray"
-            size = len(value)
-            found.append(Fact(kind_name, "uint8", (size,), None, 0, size, size, 1, number, 0))
+            kind, size = type(value).__name__, len(value)
+            fact = Fact(kind, "uint8", (size,), None, 0, size, size, 1, number, 0)
+            source = Source(value, pointer_of(value))
         else:
-            found.append(_numpy_fact(value, number))
-    return found
+            fact, source = _numpy_fact(value, number)
+        found.append(fact)
+        sources.append(source)
+    return found, sources
 
 
 def _torch_fact(
     tensor: Any, flags: int, number: int, firsts: dict[Any, int], names: dict[Any, str]
-) -> Fact:
-    dtype, item = tensor.dtype, tensor.element_size()
+) -> tuple[Fact, Source]:
+    dtype, item, device = tensor.dtype, tensor.element_size(), tensor.device
     name = names.get(dtype)
     if name is None:
         name = names[dtype] = str(dtype).rpartition(".")[2]
-    shape, count = tuple(tensor.shape), tensor.numel()
-    nbytes = count * item
+    shape = tuple(tensor.shape)
+    nbytes = tensor.numel() * item
     first = tensor.storage_offset() * item
-    if tensor.is_contiguous():
-        stride, high = None, first + nbytes
-    else:
-        stride = tensor.stride()
-        high = first + item * (1 + sum((n - 1) * s for n, s in zip(shape, stride)))  # noqa: B905
-    memory = number
+    pointer = tensor.data_ptr()
+    stride, high, memory = None, first + nbytes, number
+    ordered = tensor.is_contiguous()
     if nbytes:
-        memory = firsts.setdefault((tensor.device, tensor.data_ptr() - first), number)
-    else:
-        stride, high = None, first
-    return Fact("torch", name, shape, stride, first, high, nbytes, item, memory, flags)
+        memory = firsts.setdefault((device, pointer - first), number)
+        if not ordered:
+            stride = tensor.stride()
+            steps = zip(shape, stride)  # noqa: B905  (Python 3.9 has no strict)
+            high = first + item * (1 + sum((count - 1) * step for count, step in steps))
+    fact = Fact("torch", name, shape, stride, first, high, nbytes, item, memory, flags)
+    return fact, Source(tensor, pointer if ordered and device.type == "cpu" else 0)
 
 
-def _numpy_fact(array: Any, number: int) -> Fact:
+def _numpy_fact(array: Any, number: int) -> tuple[Fact, Source]:
     """Arrays are stored in order, each by itself; views of one array come back apart."""
+    import numpy
+
     size = array.nbytes
     fortran = array.flags.f_contiguous and not array.flags.c_contiguous
-    name = array.dtype.str if array.dtype.name not in TORCH else array.dtype.name
-    if array.dtype.byteorder == ">":
-        name = array.dtype.str
-    return Fact(
-        "numpy", name, array.shape, None, 0, size, size, array.dtype.itemsize, number,
-        16 if fortran else 0,
-    )  # fmt: skip
+    plain = array.dtype.name in TORCH and array.dtype.byteorder != ">"
+    name = array.dtype.name if plain else array.dtype.str
+    ordered = numpy.ascontiguousarray(array)
+    item, flags = array.dtype.itemsize, 16 if fortran else 0
+    fact = Fact("numpy", name, array.shape, None, 0, size, size, item, number, flags)
+    return fact, Source(ordered, ordered.__array_interface__["data"][0])
 
 
 def shared(found: list[Fact]) -> list[list[int]]:
@@ -174,24 +176,16 @@ def shared(found: list[Fact]) -> list[list[int]]:
     return sorted(groups)
 
 
-def segment(value: Any, at: int, nbytes: int, span: tuple[int, int] | None) -> Segment:
-    """Where the bytes of an entry are: ``span`` of the storage, else the values in order."""
-    if type(value) is tuple:
-        return _torch_segment(value[1], at, nbytes, span)
-    if isinstance(value, (bytes, bytearray)):
-        return Segment(at, nbytes, pointer_of(value), value)
-    import numpy
-
-    ordered = numpy.ascontiguousarray(value)
-    return Segment(at, nbytes, ordered.__array_interface__["data"][0], ordered)
-
-
-def _torch_segment(tensor: Any, at: int, nbytes: int, span: tuple[int, int] | None) -> Segment:
+def segment(source: Source, at: int, nbytes: int, span: tuple[int, int] | None) -> Segment:
+    """Where the bytes of an entry are: ``span`` of the tensor's storage, else its values."""
+    if span is None and source.pointer:
+        return Segment(at, nbytes, source.pointer, source.value)
+    tensor = source.value.detach()
     if span is not None:
         import torch
 
         flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)
         tensor = flat.set_(tensor.untyped_storage(), span[0], (span[1] - span[0],))
-    if tensor.is_contiguous() and tensor.device.type == "cpu":
-        return Segment(at, nbytes, tensor.data_ptr(), tensor)
+        if tensor.device.type == "cpu":
+            return Segment(at, nbytes, tensor.data_ptr(), tensor)
     return Segment(at, nbytes, tensor=tensor)

@@ -90,13 +90,15 @@ class _Loader:
         for folder in self.session.folders():
             for found in scan(folder, self.wish.name):
                 if self._fits(found, complete):
+                    found.source = "cache" if folder == self.session.env.folder else "folder"
                     known = seen.get(found.key)
                     if known is None or known.time < found.time:
                         seen[found.key] = found
                 else:
                     self._incomplete.append(found)
-        for step, run, source in self._of_worker():
-            seen.setdefault((step, run), Found(step, run, source=source))
+        for step, run, time in self._of_worker():
+            known = seen.setdefault((step, run), Found(step, run, source="cache"))
+            known.time = max(known.time, time)
         if self.wish.step is not None:
             seen = {key: found for key, found in seen.items() if key[0] == self.wish.step}
         return seen
@@ -112,15 +114,28 @@ class _Loader:
             return [self.rank if found.world_size > 1 else 0]
         return list(self.wish.ranks) or list(range(found.world_size))
 
-    def _of_worker(self) -> list[tuple[int, str, str]]:
-        ranks = None if self.wish.ranks == () else list(self.wish.ranks or [self.rank])
-        message = {"op": "available", "name": self.wish.name, "ranks": ranks}
-        answer = self.session.ask(message, "available", _ASK_SECONDS)
-        rows = answer.get("steps") if answer else None
+    def _asked(self) -> list[list[int] | None]:
+        """Which ranks' files to ask the worker for, one wish after the other. A step that one rank
+        saved alone has no file of this rank, but is whole."""
+        if self.wish.ranks == ():
+            return [None]
+        if self.wish.ranks is not None:
+            return [list(self.wish.ranks)]
+        return [[self.rank], None] if self.rank else [[0]]
+
+    def _of_worker(self) -> list[tuple[int, str, float]]:
+        """(step, run, time) of what the worker says it has or could bring."""
         good = []
-        for row in rows if isinstance(rows, list) else []:
-            if isinstance(row, list) and len(row) == 3 and type(row[0]) is int:
-                good.append((row[0], str(row[1]), str(row[2])))
+        for ranks in self._asked():
+            message = {"op": "available", "name": self.wish.name, "ranks": ranks}
+            answer = self.session.ask(message, "available", _ASK_SECONDS)
+            if answer is None:
+                break
+            rows = answer.get("steps")
+            for row in rows if isinstance(rows, list) else []:
+                if isinstance(row, list) and len(row) == 3 and type(row[0]) is int:
+                    time = float(row[2]) if isinstance(row[2], (int, float)) else 0.0
+                    good.append((row[0], str(row[1]), time))
         return good
 
     def attempt(self, found: Found) -> tuple[Loaded | None, Exception | None]:
@@ -129,7 +144,7 @@ class _Loader:
         try:
             if found.folder:
                 loaded = self._read(found)
-                if loaded is not None:
+                if loaded is not None or self.session.env.ring is None:
                     return loaded, None
             brought = self._bring(found)
             return (self._read(brought) if brought is not None else None), None
@@ -167,23 +182,24 @@ class _Loader:
         return Loaded(own, found.step, found.folder, found.source, found.run, found.world_size)
 
     def _bring(self, found: Found) -> Found | None:
-        """Have the worker bring a step into the cache."""
-        wanted = None if self.wish.ranks == () else list(self.wish.ranks or [self.rank])
-        message = {
-            "op": "restore", "name": self.wish.name, "step": found.step, "run": found.run,
-            "ranks": wanted,
-        }  # fmt: skip
-        answer = self.session.ask(message, "restored", _RESTORE_SECONDS)
-        folder = answer.get("folder") if answer else None
-        if not isinstance(folder, str):
-            reason = (answer or {}).get("error") or "the checkpoint worker does not have it"
-            warnings.warn(
-                f"{self.wish.name} {found.step} is left out: {reason}", RuntimeWarning, stacklevel=5
-            )
-            return None
-        for here in look(folder, found.step, self.wish.name):
-            if here.run == found.run and self._fits(here, False):
-                return replace(here, source=str((answer or {}).get("source") or "cache"))
+        """Have the worker bring a step into the cache; None, with a warning, where it can't."""
+        reason = "its file is damaged, and there is no worker to bring another"
+        for ranks in self._asked():
+            message = {
+                "op": "restore", "name": self.wish.name, "step": found.step, "run": found.run,
+                "ranks": ranks,
+            }  # fmt: skip
+            answer = self.session.ask(message, "restored", _RESTORE_SECONDS)
+            if answer is None:
+                break
+            reason = str(answer.get("error") or "the checkpoint worker does not have it")
+            folder = answer.get("folder")
+            for here in look(folder, found.step, self.wish.name) if isinstance(folder, str) else []:
+                if here.run == found.run and self._fits(here, False):
+                    return replace(here, source=str(answer.get("source") or "cache"))
+        warnings.warn(
+            f"{self.wish.name} {found.step} is left out: {reason}.", RuntimeWarning, stacklevel=5
+        )
         return None
 
     def explain(self, visible: dict[tuple[int, str], Found]) -> None:

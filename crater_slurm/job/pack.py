@@ -6,7 +6,10 @@ save and made again when one of them changes. docs/checkpoint-format.md describe
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
+import pickle
 import struct
 
 from crater_slurm.job import leaf
@@ -15,37 +18,37 @@ from crater_slurm.job.tree import Leaves, dumps, unique_names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any
 
 SKELETON = "crater.skeleton"
 FORMAT = "1"
 #: The header is padded so that the first tensor lies at a multiple of this.
 _ALIGN = 64
+_PAGE = 4096
+#: Tensors from which the place in the page is looked at.
+_LARGE = 16 << 20
 #: No type has elements of more bytes.
 _WIDEST = 16
 
 
 class Entry:
-    """One tensor of the file: bytes ``low`` to ``high`` of what ``owner`` (a leaf's number) lies
-    in, or that leaf's values in order where ``flat`` is false."""
+    """One tensor of the file: the values of a leaf (its number is ``owner``) in order or, where it
+    is ``flat``, ``nbytes`` from ``low`` of what that leaf lies in."""
 
-    __slots__ = ("dtype", "flat", "high", "low", "name", "owner", "shape", "width")
+    __slots__ = ("dtype", "flat", "low", "name", "nbytes", "owner", "shape", "width")
 
     def __init__(self, owner: int, fact: leaf.Fact) -> None:
         self.owner = owner
         self.flat = False
-        self.low, self.high = 0, fact.nbytes
+        self.low, self.nbytes = 0, fact.nbytes
         self.dtype, self.shape, self.width = fact.entry_dtype, fact.entry_shape, fact.width
         self.name = ""
 
     def make_flat(self, low: int, high: int) -> None:
         """Let the entry be a stretch of memory that several leaves are views of."""
-        self.flat, self.low, self.high = True, low, high
+        self.flat, self.low, self.nbytes = True, low, high - low
         self.dtype, self.shape, self.width = "U8", [high - low], _WIDEST
-
-    @property
-    def nbytes(self) -> int:
-        return int(self.high - self.low)
 
 
 class Plan:
@@ -99,6 +102,19 @@ def _described(dtype: str, shape: list[int], at: int, nbytes: int) -> str:
     return json.dumps(whole, separators=(",", ":"))
 
 
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Without the garbage collector: thousands of small objects that all stay would have it look
+    through the whole of the training's memory several times."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
 class Packer:
     """Makes images of states; remembers the last plan."""
 
@@ -108,39 +124,64 @@ class Packer:
     def pack(self, state: Any, metadata: dict[str, str]) -> Image:
         """The file's bytes, still lying in the state's own memory. Raises StateError; copies
         nothing, so the state must not change before the image has been copied."""
-        import pickle
+        with _no_collection():
+            return self._packed(state, metadata)
 
+    def _packed(self, state: Any, metadata: dict[str, str]) -> Image:
         leaves = Leaves()
         leaves.walk(state)
         rest = dumps(state, leaves)
-        sources = [leaf.source(value) for value in leaves.objects]
-        facts = leaf.facts(sources)
+        facts, sources = leaf.look(leaves.objects)
         plan = self._plan
         if plan is None or plan.key != (facts, leaves.paths):
             plan = self._plan = Plan(facts, leaves.paths)
         skeleton = pickle.dumps(plan.table, protocol=5) + rest
-        header = _header(plan, {"crater": FORMAT, **metadata}, len(skeleton))
+        described = {"crater": FORMAT, **metadata}
+        header = _header(plan, described, len(skeleton), _residue(plan, sources))
         return Image(_segments(plan, sources, header, skeleton))
 
 
-def _header(plan: Plan, metadata: dict[str, str], skeleton: int) -> bytes:
+def _header(plan: Plan, metadata: dict[str, str], skeleton: int, residue: int | None) -> bytes:
+    """The header, padded with spaces as safetensors allows: to a multiple of _ALIGN, or so that
+    the first tensor lies ``residue`` bytes after the beginning of a page."""
     parts = [f'"__metadata__":{json.dumps(metadata)}']
     if plan.header:
         parts.append(plan.header)
     parts.append(f'"{SKELETON}":{_described("U8", [skeleton], plan.nbytes, skeleton)}')
     text = ("{" + ",".join(parts) + "}").encode()
     text += b" " * (-(len(text) + 8) % _ALIGN)
+    if residue is not None:
+        text += b" " * ((residue - len(text) - 8) % _PAGE)
     return struct.pack("<Q", len(text)) + text
 
 
-def _segments(plan: Plan, sources: list[Any], header: bytes, skeleton: bytes) -> list[Segment]:
+def _residue(plan: Plan, sources: list[leaf.Source]) -> int | None:
+    """Where in a page the tensors should begin. A target a little further into its page than the
+    source is into its own makes the processor wait for its own stores: 2 GB/s instead of 9. None
+    where it does not matter."""
+    cost: dict[int, int] = {}
+    for entry, at in zip(plan.entries, plan.offsets):  # noqa: B905
+        if entry.nbytes >= _LARGE:
+            pointer = leaf.segment(sources[entry.owner], 0, entry.nbytes, _span(entry)).pointer
+            if pointer:
+                middle = (pointer - at + _PAGE // 2) % _PAGE // _ALIGN * _ALIGN
+                cost[middle] = cost.get(middle, 0) + entry.nbytes
+    return max(cost, key=lambda residue: cost[residue]) if cost else None
+
+
+def _span(entry: Entry) -> tuple[int, int] | None:
+    return (entry.low, entry.low + entry.nbytes) if entry.flat else None
+
+
+def _segments(
+    plan: Plan, sources: list[leaf.Source], header: bytes, skeleton: bytes
+) -> list[Segment]:
     base = len(header)
     segments = [Segment(0, base, pointer_of(header), header)]
     for entry, at in zip(plan.entries, plan.offsets):  # noqa: B905
         if entry.nbytes:
             source = sources[entry.owner]
-            span = (entry.low, entry.high) if entry.flat else None
-            segments.append(leaf.segment(source, base + at, entry.nbytes, span))
+            segments.append(leaf.segment(source, base + at, entry.nbytes, _span(entry)))
     end = base + plan.nbytes
     segments.append(Segment(end, len(skeleton), pointer_of(skeleton), skeleton))
     return segments

@@ -17,8 +17,9 @@ import warnings
 
 from crater_slurm.job import direct, environment, layout, wire
 from crater_slurm.job.copying import Image
+from crater_slurm.job.link import ask
 from crater_slurm.job.pack import Packer
-from crater_slurm.job.ring import Ring, ask
+from crater_slurm.job.ring import Ring
 from crater_slurm.job.saving import CheckpointError, Saving, tell
 from crater_slurm.job.tree import StateError
 
@@ -47,6 +48,7 @@ class Session:
         self._lock = threading.RLock()
         self._retry_at = 0.0
         self.pending: list[Saving] = []
+        self._by_ring: dict[tuple[str, int], Saving] = {}
 
     # Places
 
@@ -99,13 +101,18 @@ class Session:
             if ring is None and self.env.ring and time.monotonic() >= self._retry_at:
                 try:
                     ring = self.ring = Ring(self.env.ring, self.hello(), wanted)
+                    if ring.lane is None:
+                        self._retry_at = time.monotonic() + RETRY_SECONDS
                 except _UNUSABLE as error:
                     self._retry_at = time.monotonic() + RETRY_SECONDS
                     tell(f"checkpoints are written without the node's worker: couldn't {error}")
             return ring
 
     def _too_small(self, ring: Ring, size: int) -> bool:
-        """Whether a larger lane was not asked for yet, and this one can go."""
+        """Whether a larger lane was not asked for yet, and this one can go; none at all is asked
+        for again after some time."""
+        if ring.lane is None:
+            return time.monotonic() >= self._retry_at
         return size > ring.lane.length and size > ring.wanted and ring.wait(60.0)
 
     def prepare(self, size: int) -> None:
@@ -144,7 +151,12 @@ class Session:
 
     def _put(self, image: Image, part: direct.Part, saving: Saving) -> None:
         ring = self.open_ring(image.size)
-        if ring is not None:
+        before = self._by_ring.get((part.name, part.step))
+        if ring is not None and before is not None:
+            # The worker calls a step of this run that it has saved without looking at it.
+            before.wait(60.0)
+        elif ring is not None:
+            self._by_ring[part.name, part.step] = saving
             local = min(self.hello()["local_world"], part.ranks)
             begin = {
                 "name": part.name, "step": part.step, "file": layout.file_name(part.rank),

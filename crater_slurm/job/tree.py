@@ -36,10 +36,8 @@ class Leaves:
 
     def number(self, value: Any, path: str | None = None) -> int | None:
         """Number of a leaf, a new one where it has none yet; None for what is no leaf."""
-        if not self._test(value):
-            return None
         known = self._numbers.get(id(value))
-        if known is None:
+        if known is None and self._test(value):
             known = self._numbers[id(value)] = len(self.objects)
             self.objects.append(value)
             self.paths.append(path if path is not None else f"object.{known}")
@@ -113,7 +111,7 @@ def _is_plain(torch: Any, tensor: Any) -> bool:
         tensor.layout is torch.strided
         and not tensor.is_quantized
         and not tensor.is_nested
-        and tensor.device.type != "meta"
+        and not tensor.is_meta
     )
 
 

@@ -8,12 +8,13 @@ import pwd
 from pathlib import Path
 
 from crater_slurm.checkpoint.spec import Remote, Spec
-from crater_slurm.errors import UsageError
+from crater_slurm.errors import SlurmError, UsageError
 from crater_slurm.job.wire import MAX_BYTES
 from crater_slurm.node import destinations, peer_spec
 from crater_slurm.node.destinations import Destination, DestinationError
 from crater_slurm.node.jobs import JobRecord
 from crater_slurm.node.services import Services
+from crater_slurm.node.worker import WorkerError
 from crater_slurm.slurm import hostlist
 from crater_slurm.slurm.client import Client
 
@@ -82,6 +83,31 @@ def ring_bytes(services: Services, record: JobRecord) -> int:
     most = services.settings.node.checkpoints.ring_max_gb
     asked = (record.plan or {}).get("ring_gb")
     return int(min(most, asked or most) * 10**9)
+
+
+def prepare(services: Services, record: JobRecord) -> str:
+    """The spec as JSON; where the destination is and what is wrong with it is noted in the record.
+
+    Raises WorkerError when slurmctld has to be asked and does not answer.
+    """
+    if lacks_facts(services, record):
+        try:
+            record.facts = facts(services, record)
+        except SlurmError as error:
+            raise WorkerError(f"ask Slurm about job {record.job_id}: {error}") from error
+    place = destination(services, record)
+    problem, unreachable = place.problem, False
+    try:
+        spec = build(services, record, place)
+    except DestinationError as error:
+        problem, unreachable = f"couldn't {error}", True
+        spec = build(services, record, Destination())
+    if problem and problem != record.checkpoints.get("problem"):
+        _log.warning("workers: job %s: no destination: %s", record.job_id, problem)
+    services.note_checkpoints(
+        record, destination=place.url, problem=problem, unreachable=unreachable
+    )
+    return spec.to_json()
 
 
 def build(services: Services, record: JobRecord, place: Destination) -> Spec:

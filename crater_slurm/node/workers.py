@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from crater_slurm.errors import SlurmError
 from crater_slurm.node import checkpoints_state, worker, worker_spec
 from crater_slurm.node.destinations import DestinationError
 from crater_slurm.node.jobs import ENDED, PREPARED, JobRecord
@@ -196,7 +195,7 @@ class Workers:
     def _find_or_launch(self, slot: Slot, record: JobRecord) -> Worker:
         """Connect to the worker that runs, or start one, and give it its spec."""
         unreachable = record.checkpoints.get("unreachable")
-        spec = self._spec(record)
+        spec = worker_spec.prepare(self._services, record)
         known = record.checkpoints.get("worker", {})
         pid, born = int(known.get("pid", 0)), str(known.get("born", ""))
         found = worker.find(record.job_id, self._folder, pid, born)
@@ -220,27 +219,6 @@ class Workers:
                 lambda sender, message: self._mail.receive(sender, slot, message), self._lost
             )
         return found
-
-    def _spec(self, record: JobRecord) -> str:
-        """The spec as JSON; what is wrong with the destination is noted in the record."""
-        if worker_spec.lacks_facts(self._services, record):
-            try:
-                record.facts = worker_spec.facts(self._services, record)
-            except SlurmError as error:
-                raise WorkerError(f"ask Slurm about job {record.job_id}: {error}") from error
-        place = worker_spec.destination(self._services, record)
-        problem, unreachable = place.problem, False
-        try:
-            spec = worker_spec.build(self._services, record, place)
-        except DestinationError as error:
-            problem, unreachable = f"couldn't {error}", True
-            spec = worker_spec.build(self._services, record, type(place)())
-        if problem and problem != record.checkpoints.get("problem"):
-            _log.warning("workers: job %s: no destination: %s", record.job_id, problem)
-        self._services.note_checkpoints(
-            record, destination=place.url, problem=problem, unreachable=unreachable
-        )
-        return spec.to_json()
 
     def _lost(self, gone: Worker) -> None:
         """A worker's connection has ended: by its work being done, by its death, or by our stop."""

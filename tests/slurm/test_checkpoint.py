@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,11 @@ from helpers import accepted, cancel, completed, output, patient_lab, running, s
 
 from crater_slurm.job import layout
 from crater_slurm.lab import Lab
+from crater_slurm.lab.places import INSIDE
 
 NODE = "c1"
+#: So that a destination is slow enough to be looked at while it is being filled.
+RATE_MB_S = 2
 #: Saves a step for each file go.N, until there is a file stop; says what it saved and how.
 TRAINER = """
 import hashlib, os, sys, time
@@ -28,7 +31,7 @@ while not os.path.exists(f"stop.{job}"):
     time.sleep(0.05)
     if os.path.exists(f"go.{job}.{step + 1}"):
         step += 1
-        state = {"step": step, "data": os.urandom(3_000_000 + step)}
+        state = {"step": step, "data": os.urandom(int(os.environ.get("SIZE", 3_000_000)) + step)}
         saving = checkpoint.save(state, step)
         done = checkpoint.wait(60)
         print("saved", step, hashlib.sha256(state["data"]).hexdigest(), saving.how, done, flush=True)
@@ -39,7 +42,8 @@ while not os.path.exists(f"stop.{job}"):
 
 @pytest.fixture(scope="module")
 def lab(lab_factory: Any) -> Lab:
-    made = patient_lab(lab_factory, inventory="cpu")
+    rate = {"node": {"checkpoints": {"rate_mb_s": RATE_MB_S}}}
+    made = patient_lab(lab_factory, inventory="cpu", crater_conf=rate)
     for user in ("alice", "bob"):
         file = made.home(user) / "train.py"
         file.write_text(TRAINER)
@@ -148,11 +152,11 @@ def test_nobody_opens_another_user_s_ring(lab: Lab) -> None:
     done = lab.run(["/usr/bin/python3", "-c", code, str(job)], **bob)
     assert "for uid 61002" in done.stdout, done.stderr
     for path in (
-        f"/crater-cache/checkpoint/{lab.spec.name}/{job}/step-000000001",
+        f"/crater-cache/checkpoint/{lab.spec.name}/{job}",
         "/run/crater/workers",
         f"/run/crater/workers/{job}.sock",
     ):
-        done = lab.run(["stat", path], **bob)
+        done = lab.run(["ls", path], **bob)
         assert "Permission denied" in done.stderr, path
     pid = worker_pid(lab, job)
     done = lab.run(
@@ -179,21 +183,36 @@ def arrived(folder: Path, steps: int) -> bool:
 
 
 def test_epilog_returns_while_the_destination_is_still_being_filled(lab: Lab) -> None:
-    """A limit on the rate makes a slow destination: 12 MB at 3 MB/s."""
-    place = lab.home() / "ckpt"
-    inside = "/home/alice/ckpt/%u-%j"
-    job = start(lab, f"cpus=1 checkpoint={inside}")
-    digests = [save(lab, job, step)[0] for step in (1, 2, 3, 4)]
+    size = 24_000_000
+    inside = INSIDE / "home/alice/ckpt"
+    job = start(lab, f"cpus=1 checkpoint={inside}/%u-%j", "alice", f"--export=ALL,SIZE={size}")
+    folder = lab.home() / f"ckpt/alice-{job}"
+    _, how, done = save(lab, job, 1)
+    assert (how, done) == ("ring", "True")
     order(lab, job, "stop.JOB")
     completed(lab, job)
     wait_until(lambda: lab.node(NODE)["State"] == "IDLE", "the Epilog is through")
+    assert not arrived(folder, 1), "else nothing is shown here"
+    kept = cache_files(lab, job)
     pid = worker_pid(lab, job)
     lab.kill(("node", NODE))
     lab.start(("node", NODE))
-    folder = place / f"alice-{job}"
-    wait_until(lambda: arrived(folder, 4), f"all is at the destination: {list(place.rglob('*'))}")
-    assert len(set(digests)) == 4
+    wait_until(lambda: arrived(folder, 1), f"it is at the destination: {lab.log(('node', NODE))}")
+    there = {
+        f"{f.parent.name}/{f.name}": hashlib.sha256(f.read_bytes()).hexdigest()
+        for f in folder.glob("step-*/*.safetensors")
+    }
+    assert there == kept
+    assert folder.stat().st_uid == 61001
     wait_until(lambda: record(lab, job)["checkpoints"].get("done"), "its worker is done")
     assert record(lab, job)["checkpoints"]["unflushed"] == 0
-    assert folder.stat().st_uid == 61001
-    assert not os.path.exists(f"/proc/{pid}")
+    wait_until(lambda: lab.run(["kill", "-0", str(pid)], user="root").returncode, "it has ended")
+
+
+def cache_files(lab: Lab, job: int) -> dict[str, str]:
+    """Checksums of the files of ranks in the node's cache."""
+    folder = f"/crater-cache/checkpoint/{lab.spec.name}/{job}"
+    words = ["sh", "-c", f"cd {folder} && sha256sum step-*/*.safetensors"]
+    done = lab.run(words, user="root", node=NODE, check=True)
+    pairs = (line.split() for line in done.stdout.splitlines())
+    return {name: digest for digest, name in pairs}

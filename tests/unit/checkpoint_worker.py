@@ -152,8 +152,11 @@ class Trainer:
 
     def hear(self, operation: str, seconds: float = PATIENCE_S, **wanted: Any) -> dict[str, Any]:
         message = hear(self.channel, operation, seconds, self.messages, **wanted)
-        if message["op"] in ("saved", "failed"):
-            self.unsaved.pop(message["save"], None)
+        for known in (message, *self.messages):
+            if known["op"] in ("saved", "failed"):
+                self.unsaved.pop(known["save"], None)
+            elif known["op"] == "freed":
+                self.freed = max(self.freed, known["position"])
         return message
 
     def send(self, operation: str, **values: Any) -> None:
@@ -176,12 +179,10 @@ class Trainer:
         return self.length - (self.head - self.freed)
 
     def put(self, data: bytes) -> int:
-        """Copy into the lane, waiting for room; the position."""
+        """Copy into the lane, waiting for room; the position. Must not cross the lane's end."""
         assert self.map is not None
-        if self.head % self.length + len(data) > self.length:
-            self.head += self.length - self.head % self.length
         while self.room() < len(data):
-            self.freed = self.hear("freed")["position"]
+            self.hear("freed")
         position = self.head
         start = position % self.length
         self.map[start : start + len(data)] = data
@@ -192,10 +193,12 @@ class Trainer:
         """Save whole, or piece by piece; the number."""
         piece = piece or max(ALIGN, self.length // 4 // ALIGN * ALIGN)
         number = self.begin(step, len(data), **changed)
-        for at in range(0, len(data), piece):
-            part = data[at : at + piece]
+        at = 0
+        while at < len(data):
+            part = data[at : at + min(piece, self.length - self.head % self.length)]
             position = self.put(part)
             self.send("data", save=number, at=at, position=position, bytes=len(part))
+            at += len(part)
         self.send("commit", save=number)
         return number
 

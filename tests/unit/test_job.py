@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -29,6 +30,12 @@ SAMPLE = MemoryTrace(
 )
 
 
+def other_pythons() -> list[str]:
+    """Pythons of other versions that this machine has, as jobs may run."""
+    found = (shutil.which(f"python3.{minor}") for minor in (9, 10, 12, 13))
+    return [path for path in found if path and subprocess.run([path, "-V"]).returncode == 0]
+
+
 def in_a_new_process(code: str) -> list[str]:
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -40,7 +47,10 @@ def in_a_new_process(code: str) -> list[str]:
     return done.stdout.split()
 
 
-@pytest.mark.parametrize("module", ["job", "job.trace", "job.memory"])
+@pytest.mark.parametrize(
+    "module",
+    ["job", "job.trace", "job.memory", "job.checkpoint", "job.start", "job.loader", "job.casting"],
+)
 def test_importing_it_loads_the_standard_library_alone(module: str) -> None:
     loaded = in_a_new_process(
         f"import sys; before = set(sys.modules); import crater_slurm.{module}; "
@@ -62,9 +72,27 @@ def test_importing_it_costs_less_than_20_ms() -> None:
 
 
 def test_its_names_are_there_when_asked_for_and_no_others() -> None:
-    assert [getattr(job, name).__name__ for name in job.__all__] == job.__all__
+    assert [getattr(job, name).__name__.split(".")[-1] for name in job.__all__] == job.__all__
     with pytest.raises(AttributeError, match="trace_memry"):
         _ = job.trace_memry
+
+
+@pytest.mark.parametrize("python", [sys.executable, *other_pythons()])
+def test_it_needs_nothing_but_its_own_folder(python: str, tmp_path: Path) -> None:
+    """As a job finds it: this package's folder on PYTHONPATH, no site-packages, any Python."""
+    (tmp_path / "crater_slurm").mkdir()
+    shutil.copy(ROOT / "crater_slurm" / "__init__.py", tmp_path / "crater_slurm")
+    shutil.copytree(ROOT / "crater_slurm" / "job", tmp_path / "crater_slurm" / "job")
+    code = (
+        "import crater_slurm.job as job; env = job.init(); job.loader_kwargs();"
+        "job.checkpoint.save({'b': b'x' * 10000, 'n': [1]}, 3, wait=True);"
+        "assert job.checkpoint.load().state == {'b': b'x' * 10000, 'n': [1]}; print(env.rank)"
+    )
+    env = {"PYTHONPATH": str(tmp_path), "CRATER_CHECKPOINT_DIR": str(tmp_path / "c")}
+    done = subprocess.run(
+        [python, "-S", "-W", "error", "-c", code], env=env, capture_output=True, text=True
+    )
+    assert (done.stdout, done.stderr) == ("0\n", "")
 
 
 def test_without_torch_it_says_what_is_missing_and_where(monkeypatch: pytest.MonkeyPatch) -> None:
