@@ -286,6 +286,22 @@ def test_a_partner_that_is_away_keeps_no_worker_for_ever(tmp_path: Path) -> None
     services.stop()
 
 
+def test_a_node_s_own_saves_come_before_its_copies_for_others(tmp_path: Path) -> None:
+    spec = a_spec(tmp_path, node="b", nodes=("a", "b"))
+    for step in (1, 2, 3):
+        make_part(tmp_path / ".peer-a", step, [0], world=1)
+    services = WithCopies(spec, Nothing(), lambda: None, lambda level, text: None)
+    services.start()
+
+    def kept() -> list[str]:
+        return sorted(path.name[-1] for path in (tmp_path / ".peer-a").glob("step-*"))
+
+    assert services.removable([], 0) == [] and kept() == ["1", "2", "3"]
+    assert services.removable([], 150_000) == [] and kept() == ["3"]
+    assert services.removable([], 1) == [] and kept() == []
+    services.stop()
+
+
 class Far(Nothing):
     """A destination with step 7 that may be away."""
 

@@ -133,7 +133,12 @@ class WithCopies:
         return {**self._inner.counters(), **self._counters}
 
     def removable(self, steps: Sequence[LocalStep], over_bytes: int) -> list[LocalStep]:
-        return self._inner.removable(steps, over_bytes)
+        """What the rules let go; where that is too little for a save, copies go as well."""
+        found = self._inner.removable(steps, over_bytes)
+        missing = over_bytes - sum(step.bytes for step in found)
+        if over_bytes and missing > 0 and self._copies:
+            self._copies.make_room(missing)
+        return found
 
     def available(self, name: str) -> list[tuple[int, str, float]]:
         near = self._copies.available(name) if self._copies and not self._copies.alone else []
