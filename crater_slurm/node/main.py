@@ -15,7 +15,7 @@ from pathlib import Path
 from crater_slurm import __version__, systemd
 from crater_slurm.config.load import load
 from crater_slurm.errors import CraterError
-from crater_slurm.node import job_path, lifecycle, metrics_page, observe, peers, upkeep
+from crater_slurm.node import job_path, lifecycle, metrics_page, observe, peer_door, upkeep
 from crater_slurm.node.request import Answer, Request
 from crater_slurm.node.rings import Rings
 from crater_slurm.node.server import Server, dispatch
@@ -40,7 +40,7 @@ class Daemon:
         self._workers = Workers(services)
         services.life.on_allowance = self._workers.allow
         self._rings = Rings(services, self._workers)
-        self._peers = peers.server_of(services, self._workers)
+        self._peers = peer_door.server_of(services, self._workers)
         self._server = Server(services.settings.node.socket, self._handle)
         self._metrics = metrics_page.Page(services, self._workers.count)
         self._watcher = Watcher(services.settings.node.cgroup_root, services.binder.reconcile)

@@ -8,12 +8,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from crater_slurm.checkpoint.peers.ring import partner_of
 from crater_slurm.checkpoint.peers.ticket import Ticket, TicketError, is_node, issue
 from crater_slurm.node.jobs import JobRecord
-from crater_slurm.node.services import Services
+
+if TYPE_CHECKING:  # a ticket alone needs none of it
+    from crater_slurm.node.services import Services
 
 _log = logging.getLogger("crater.node.peers")
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from crater_slurm.checkpoint.peers import verbs
 from crater_slurm.checkpoint.peers.copies import Copies
 from crater_slurm.checkpoint.spec import Spec
 from crater_slurm.job import layout
@@ -240,6 +241,7 @@ def main(path: str) -> None:
     Prints its address, then what it logs; and for a fetch what came of it.
     """
     told = json.loads(Path(path).read_text())
+    verbs.preload()  # as a worker does
     node = Node(told["name"], Path(told["folder"]), told.get("listen", "127.0.0.1:0"), seconds=60)
     copies = node.work(told["nodes"], told["peers"], transport=told.get("transport", "tcp"))
     print(node.address, flush=True)

@@ -266,7 +266,8 @@ def _arranged(
         target=lambda: found.append(transport.accept(far, Carrier(server_kind, "fake0", 2)))
     )
     thread.start()
-    mine = transport._arrange(TcpConnection(near), Carrier("rdma", "fake0", 1), 10)
+    monkeypatch.setattr(transport, "_reach", lambda *_: TcpConnection(near))
+    mine = transport.connect("b:1", "ticket", "b", Carrier("rdma", "fake0", 1))
     thread.join()
     return mine, found[0]
 

@@ -258,6 +258,50 @@ def test_the_partner_is_told_of_what_is_at_the_destination(tmp_path: Path) -> No
     b.stop()
 
 
+def test_a_partner_that_is_away_keeps_no_worker_for_ever(tmp_path: Path) -> None:
+    now = [0.0]
+    spec = a_spec(
+        tmp_path / "a",
+        node="a",
+        nodes=("a", "b"),
+        peers={"b": "127.0.0.1:1"},
+        token=ticket_for(record("a"), ["b"], (KEY,), time.time()),
+    )
+    path, manifest = make_part(tmp_path / "a", 3, [0], world=1)
+    services = WithCopies(
+        spec,
+        Nothing(),
+        lambda: None,
+        lambda level, text: None,
+        clock=lambda: now[0],
+        round_seconds=0.01,
+    )
+    services.start()
+    services.saved(path, manifest)
+    services.ended()
+    wait_until(lambda: not services._waiting)
+    assert not services.idle
+    now[0] = 121.0
+    assert services.idle
+    services.stop()
+
+
+def test_a_node_s_own_saves_come_before_its_copies_for_others(tmp_path: Path) -> None:
+    spec = a_spec(tmp_path, node="b", nodes=("a", "b"))
+    for step in (1, 2, 3):
+        make_part(tmp_path / ".peer-a", step, [0], world=1)
+    services = WithCopies(spec, Nothing(), lambda: None, lambda level, text: None)
+    services.start()
+
+    def kept() -> list[str]:
+        return sorted(path.name[-1] for path in (tmp_path / ".peer-a").glob("step-*"))
+
+    assert services.removable([], 0) == [] and kept() == ["1", "2", "3"]
+    assert services.removable([], 150_000) == [] and kept() == ["3"]
+    assert services.removable([], 1) == [] and kept() == []
+    services.stop()
+
+
 class Far(Nothing):
     """A destination with step 7 that may be away."""
 

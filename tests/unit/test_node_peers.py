@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from worker_fakes import Node as Fake
 from crater_slurm.checkpoint.peers import ticket, transport
 from crater_slurm.checkpoint.peers.handshake import RefusedError
 from crater_slurm.config.checkpoints import Checkpoints
-from crater_slurm.node import peer_spec, peers, worker_spec
+from crater_slurm.node import peer_door, peer_spec, worker_spec
 from crater_slurm.node.jobs import ENDED
 from crater_slurm.node.worker import Launcher
 from crater_slurm.node.workers import Workers
@@ -45,7 +46,7 @@ class Node(Fake):
         self.workers.stop()
         self.workers = Workers(self.services, Launcher(scope=False))
         self.workers.start()
-        door = peers.server_of(self.services, self.workers)
+        door = peer_door.server_of(self.services, self.workers)
         assert door is not None
         self.door = door
         self.door.start()
@@ -70,14 +71,16 @@ class Node(Fake):
 
 
 @pytest.fixture
-def nodes(tmp_path: Path) -> Iterator[tuple[Node, Node]]:
-    for above in (tmp_path, *list(tmp_path.parents)[:-2]):
-        above.chmod(above.stat().st_mode | 0o011)
-    port = free_port()
-    made = [Node(tmp_path / name, name, port, USER) for name in (ONE, TWO)]
-    yield made[0], made[1]
-    for node in made:
-        node.close()
+def nodes() -> Iterator[tuple[Node, Node]]:
+    # Not in pytest's own folder, which every other run of pytest closes to other users.
+    with tempfile.TemporaryDirectory(prefix="crater-peers-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        port = free_port()
+        made = [Node(folder / name, name, port, USER) for name in (ONE, TWO)]
+        yield made[0], made[1]
+        for node in made:
+            node.close()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="starts workers of another user")
@@ -135,7 +138,7 @@ def test_without_copies_a_worker_is_told_nothing_of_them(tmp_path: Path) -> None
     node = Fake(tmp_path)
     found = node.job()
     assert peer_spec.fields(node.services, found, ("n1", "n2")) == {}
-    assert peers.server_of(node.services, node.workers) is None
+    assert peer_door.server_of(node.services, node.workers) is None
     node.close()
 
 
@@ -159,7 +162,7 @@ def test_a_port_that_is_taken_costs_the_copies_and_not_the_daemon(
     nodes: tuple[Node, Node], caplog: pytest.LogCaptureFixture
 ) -> None:
     one, _ = nodes
-    assert peers.server_of(one.services, one.workers) is None
+    assert peer_door.server_of(one.services, one.workers) is None
     assert "no copies are taken here" in caplog.text
 
 

@@ -124,6 +124,12 @@ class Copies:
         """Whether there is no other node to ask, of this run or an earlier one."""
         return not self._others() or not self._spec.token
 
+    def make_room(self, over_bytes: int) -> None:
+        """Give up copies for this node's own saves, which have no room within the quota."""
+        freed = self._store.make_room(over_bytes)
+        if freed:
+            self._log("warning", f"peers: {freed} bytes of copies went for this node's own saves")
+
     def look_after(self, ended: bool) -> bool:
         """See to it that copies of lost nodes reach the destination, about once a minute; whether
         any is still to come. While the run goes on only of nodes that are not in the job."""

@@ -35,6 +35,7 @@ def offer(
         connection.reason = f"the other node: {str(answer.get('reason'))[:500]}"
     except BaseException:
         ours.close()
+        connection.close()
         raise
     ours.close()
     return connection

@@ -26,6 +26,8 @@ from crater_slurm.job.layout import Manifest
 _ROUND_SECONDS = 60.0
 #: How often it is looked whether this node's own part is at the destination.
 _TELLING_SECONDS = 5.0
+#: How long after the job's end a partner that can't be reached is still tried.
+_LINGER_SECONDS = 120.0
 
 
 class LostFlusher(Protocol):
@@ -67,7 +69,7 @@ class WithCopies:
         self._own: dict[str, tuple[str, Manifest]] = {}
         self._copies: Copies | None = None
         self._ended = self._stopped = False
-        self._look_at = 0.0
+        self._look_at = self._ended_at = 0.0
         self._wake = threading.Condition()
         self._waiting = True
 
@@ -103,7 +105,7 @@ class WithCopies:
     def ended(self) -> None:
         self._inner.ended()
         with self._wake:
-            self._ended = True
+            self._ended, self._ended_at = True, self._clock()
             self._wake.notify_all()
 
     def peer(self, plain: socket.socket, node: str, may_put: bool) -> None:
@@ -115,8 +117,10 @@ class WithCopies:
 
     @property
     def idle(self) -> bool:
-        """After the end only once lost nodes' parts were looked after at least once."""
-        copies = self._copies is None or self._copies.idle
+        """After the end only once lost nodes' parts were looked after at least once. A copy that
+        does not come about is waited for a while, not for ever."""
+        late = self._ended and self._clock() - self._ended_at > _LINGER_SECONDS
+        copies = self._copies is None or self._copies.idle or late
         return self._inner.idle and copies and not (self._ended and (self._waiting or self._own))
 
     def flushed(self, name: str, step: int, run: str) -> bool:
@@ -129,7 +133,12 @@ class WithCopies:
         return {**self._inner.counters(), **self._counters}
 
     def removable(self, steps: Sequence[LocalStep], over_bytes: int) -> list[LocalStep]:
-        return self._inner.removable(steps, over_bytes)
+        """What the rules let go; where that is too little for a save, copies go as well."""
+        found = self._inner.removable(steps, over_bytes)
+        missing = over_bytes - sum(step.bytes for step in found)
+        if over_bytes and missing > 0 and self._copies:
+            self._copies.make_room(missing)
+        return found
 
     def available(self, name: str) -> list[tuple[int, str, float]]:
         near = self._copies.available(name) if self._copies and not self._copies.alone else []

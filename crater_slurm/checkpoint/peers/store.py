@@ -126,6 +126,17 @@ class PeerStore:
             f"a part of {manifest.size} has no room"
         )
 
+    def make_room(self, over_bytes: int) -> int:
+        """Remove copies until so much has gone, the oldest first, all of them if need be: this
+        node's own saves come before another's copies. The bytes that went."""
+        freed = 0
+        for part in sorted(self.all(), key=lambda part: part.order):
+            if freed >= over_bytes:
+                break
+            _remove_step(part.path)
+            freed += part.manifest.size
+        return freed
+
     def _partial_bytes(self, node: str) -> int:
         place = self.place(node)
         return sum(folder_bytes(os.path.join(place, name)) for name in _partials(place))

@@ -20,7 +20,7 @@ from crater_slurm.checkpoint.peers.tcp import TcpConnection
 #: How long one frame may take from its first byte to its last; a piece of 8 MiB, mostly.
 FRAME_SECONDS = 60.0
 #: How long the other end may take to register its memory.
-_ARRANGE_SECONDS = 30.0
+_ARRANGE_SECONDS = 60.0
 
 
 class Connection(Protocol):
@@ -81,6 +81,32 @@ def connect(
     address: str, ticket: str, node: str, carrier: Carrier, seconds: float = 10.0
 ) -> Connection:
     """Reach the worker of a node at ``host:port``; raises TransportError, also when refused."""
+    ours, reason = _endpoint(carrier)  # before anybody waits for it: registering takes a while
+    try:
+        connection = _reach(address, ticket, node, seconds)
+        if ours is None:
+            connection.reason = reason
+            connection.send({"op": "transport", "want": "tcp"})
+            connection.receive(0, seconds)
+            return connection
+    except BaseException:
+        if ours is not None:
+            ours.close()
+        raise
+    return rdma.offer(connection, ours, _ARRANGE_SECONDS)
+
+
+def _endpoint(carrier: Carrier) -> tuple[verbs.Endpoint | None, str]:
+    """This node's end for RDMA; or none, and why."""
+    if carrier.kind != "rdma":
+        return None, ""
+    try:
+        return verbs.Endpoint(carrier), ""
+    except verbs.RdmaError as error:
+        return None, str(error)
+
+
+def _reach(address: str, ticket: str, node: str, seconds: float) -> TcpConnection:
     host, _, port = address.rpartition(":")
     try:
         plain = socket.create_connection((host.strip("[]"), int(port)), timeout=seconds)
@@ -89,10 +115,10 @@ def connect(
     connection = TcpConnection(plain, FRAME_SECONDS)
     try:
         handshake.offer(connection, ticket, node, seconds)
-        return _arrange(connection, carrier, seconds)
     except BaseException:
         connection.close()
         raise
+    return connection
 
 
 def accept(plain: socket.socket, carrier: Carrier, seconds: float = 10.0) -> Connection:
@@ -109,19 +135,6 @@ def accept(plain: socket.socket, carrier: Carrier, seconds: float = 10.0) -> Con
     except BaseException:
         connection.close()
         raise
-
-
-def _arrange(connection: TcpConnection, carrier: Carrier, seconds: float) -> Connection:
-    if carrier.kind == "rdma":
-        try:
-            ours = verbs.Endpoint(carrier)
-        except verbs.RdmaError as error:
-            connection.reason = str(error)
-        else:
-            return rdma.offer(connection, ours, _ARRANGE_SECONDS)
-    connection.send({"op": "transport", "want": "tcp"})
-    connection.receive(0, seconds)
-    return connection
 
 
 def _answer(connection: TcpConnection, carrier: Carrier, wish: Header) -> Connection:
