@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -85,6 +86,7 @@ class Flusher:
         self._failing_since = 0.0
         self._resting_until = 0.0
         self._tidied = False
+        self._counters: defaultdict[str, float] = defaultdict(float)
 
     # What the worker calls.
 
@@ -177,11 +179,10 @@ class Flusher:
             found = self._steps.get((name, step, run))
             return str(found.as_dict()["error"]) if found is not None else ""
 
-    @property
-    def flushed_bytes(self) -> int:
-        """Bytes of the parts that are at the destination."""
+    def counters(self) -> dict[str, float]:
+        """Parts that were brought there since the start, their bytes, and the time it took."""
         with self._changed:
-            return sum(s.manifest.size for s in self._steps.values() if s.state == FLUSHED)
+            return dict(self._counters)
 
     # The thread.
 
@@ -212,8 +213,10 @@ class Flusher:
             if step is not None:
                 before = step.done = 0
                 self._set(step, RUNNING)
+                began = self._clock()
                 self._flush(store, step)
                 self._recovered()
+                self._count(step, self._clock() - began)
                 self._set(step, FLUSHED)
                 cleaning.clean(store, known, self._spec, step.manifest, self._log)
         except StoppedError:
@@ -346,6 +349,12 @@ class Flusher:
             if state in (FLUSHED, SKIPPED):
                 step.error, step.since, step.next_try, step.urgent = "", 0.0, 0.0, False
         self._on_change(step)
+
+    def _count(self, step: Step, seconds: float) -> None:
+        with self._changed:
+            self._counters["flushed"] += 1
+            self._counters["flushed_bytes"] += step.manifest.size
+            self._counters["flush_seconds"] += max(0.0, seconds)
 
     def _recovered(self) -> None:
         if self._failures:
