@@ -15,6 +15,7 @@ from typing import Any
 
 from crater_slurm.checkpoint import keep, remote, restore
 from crater_slurm.checkpoint.flush import Flusher
+from crater_slurm.checkpoint.flush_state import FLUSHED, SKIPPED
 from crater_slurm.checkpoint.folder import LocalStep
 from crater_slurm.checkpoint.rate import TokenBucket
 from crater_slurm.checkpoint.remote.store import StoppedError
@@ -24,6 +25,9 @@ from crater_slurm.checkpoint.stage_copy import StageError
 from crater_slurm.checkpoint.threads import Log
 from crater_slurm.job import layout
 from crater_slurm.job.layout import Manifest
+
+#: Of steps on their way so many are told, the newest.
+_MOST_SHOWN = 60
 
 
 class Onward:
@@ -145,15 +149,24 @@ class Onward:
         return found.local
 
     def command(self, message: dict[str, Any]) -> dict[str, Any]:
-        """``flush`` (of a step, or all that failed), ``onward`` (states of flush and staging)."""
+        """``flush`` (of a step, or all that failed), ``flushing`` (what is not at the destination,
+        as much as a message holds), ``onward`` (all states, for this process)."""
         operation = message.get("op")
+        if operation in ("flush", "flushing") and not self._spec.remote.url:
+            return {"error": "This job has no destination: its checkpoints stay on the node."}
         if operation == "flush":
             step, name = message.get("step"), message.get("name", "step")
             wanted = step if type(step) is int else None
-            known = self._flusher.flush_now(wanted, str(name))
-            if not known:
-                return {"error": f"There is no part of step {wanted} here that could be flushed."}
-            return {"steps": self._flusher.state()}
+            if not self._flusher.flush_now(wanted, str(name)):
+                return {"error": f"There is no part of {name} {wanted} here to be flushed."}
+            return self._flushing()
+        if operation == "flushing":
+            return self._flushing()
         if operation == "onward":
             return {"steps": self._flusher.state(), "staged": self._stager.state()}
         return {"error": f"The worker knows no operation {operation!s:.40}."}
+
+    def _flushing(self) -> dict[str, Any]:
+        steps = [s for s in self._flusher.state() if s["state"] not in (FLUSHED, SKIPPED)]
+        shown = [{**step, "error": step["error"][:300]} for step in steps[-_MOST_SHOWN:]]
+        return {"destination": self._spec.remote.url, "steps": shown, "count": len(steps)}

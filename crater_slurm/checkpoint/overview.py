@@ -132,8 +132,15 @@ class Overview:
 def _entry(found: dict[Key, Answer], key: Key) -> Answer:
     fresh = {
         **dict(zip(("name", "step", "run"), key, strict=True)),
-        **{"where": [], "time": 0.0, "bytes": 0, "ranks": 0, "world": 0, "parts": 0},
-        **{"complete": False, "state": "", "error": ""},
+        "where": [],
+        "time": 0.0,
+        "bytes": 0,
+        "ranks": 0,
+        "world": 0,
+        "parts": 0,
+        "complete": False,
+        "state": "",
+        "error": "",
     }
     return found.setdefault(key, fresh)
 

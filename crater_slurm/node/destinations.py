@@ -12,7 +12,7 @@ import os
 import re
 import stat
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from crater_slurm.checkpoint import destination
@@ -88,6 +88,18 @@ def resolve(
         return _with_site_credentials(place, store, user, settings.remotes)
     except UsageError as error:
         return Destination(problem=str(error))
+
+
+def own(url: str, settings: Checkpoints, profile: str, endpoint: str = "") -> Remote:
+    """A place as a person reaches it with keys of their own; what is known of the site's store
+    that it is in helps. Raises UsageError for what is no place."""
+    place = destination.parse(url)
+    if place.kind == "path":
+        return Remote(url=place.url)
+    store = _store_of(place, settings.remotes)
+    found = Destination(url=place.url, credentials=f"own:{profile}", store=store).remote()
+    options = {**found.options, "endpoint": endpoint} if endpoint else found.options
+    return replace(found, options=options)
 
 
 def _store_of(place: Place, stores: Sequence[Store]) -> Store | None:

@@ -25,7 +25,14 @@ _log = logging.getLogger("crater.node.server")
 
 OPERATION = "checkpoints"
 #: Seconds that each question may take; bringing and reading whole checkpoints takes long.
-SECONDS = {"list": 60.0, "show": 60.0, "verify": 3600.0, "flush": 20.0, "restore": 3600.0}
+SECONDS = {
+    "list": 60.0,
+    "show": 60.0,
+    "verify": 3600.0,
+    "restore": 3600.0,
+    "flush": 20.0,
+    "flushing": 20.0,
+}
 #: What of a question is passed on, and of which type.
 _FIELDS: dict[str, type] = {"name": str, "step": int, "run": str, "destination": bool}
 _MOST, _MOST_PER_USER = 16, 4

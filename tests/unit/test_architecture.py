@@ -43,6 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": {
         *("model", "config", "catalogue", "slurm", "probe", "store", "paths"),
         *("placement", "topology", "scheduler", "node", "lab", "sensor", "simulate"),
+        "checkpoint",
     },
     "hooks": set(),
     "job": set(),
