@@ -77,7 +77,13 @@ class Desk:
         def work() -> Answer:
             return self._restored(name, step, run, ranks)
 
-        then = _then(send, "restored", name=name, step=step, run=run, folder=None, source=None)
+        tell = _then(send, "restored", name=name, step=step, run=run, folder=None, source=None)
+
+        def then(found: Answer | None, error: Exception | None) -> None:
+            if found is not None and found["source"] in ("peer", "remote"):
+                self._steps.rescan()
+            tell(found, error)
+
         self._pool.ask(work, then)
 
     def _requeue(self, lane: Lane, reason: str) -> None:

@@ -7,7 +7,7 @@ file system and an object store alike. Nothing here changes what it looks at.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from crater_slurm.checkpoint import checksum, restore
@@ -17,6 +17,7 @@ from crater_slurm.checkpoint.spec import Remote, Spec
 from crater_slurm.job import layout
 
 Row = dict[str, Any]
+Parts = list[tuple[str, layout.Manifest]]
 _MOST_FILES = 200
 
 
@@ -114,19 +115,17 @@ def copy(
     return restore.fetch(spec, stored.name, stored.step, stored.run, store=store, progress=progress)
 
 
-def specs(folder: str, remote: Remote, home: str, store: Store) -> Iterable[Spec]:
-    """What a worker of each node that left parts in a folder would be told, to flush them."""
-    nodes: dict[str, list[layout.Manifest]] = {}
+def left(store: Store, folder: str, remote: Remote, home: str) -> Iterator[tuple[Spec, Parts]]:
+    """Each job's parts in a folder, and what a worker would be told that flushes them."""
+    jobs: dict[str, Parts] = {}
     for stored in Catalogue(store).steps():
         for part in stored.parts:
-            nodes.setdefault(part.node, []).append(part)
-    for parts in nodes.values():
-        yield _spec(parts, folder, remote, parts[0].node, home)
+            jobs.setdefault(part.job_id, []).append((f"{folder}/{stored.folder}", part))
+    for parts in jobs.values():
+        yield _spec((part for _, part in parts), folder, remote, home), parts
 
 
-def _spec(
-    parts: Iterable[layout.Manifest], folder: str, remote: Remote, node: str = "", home: str = ""
-) -> Spec:
+def _spec(parts: Iterable[layout.Manifest], folder: str, remote: Remote, home: str = "") -> Spec:
     first = next(iter(parts))
     return Spec(
         job_id=first.job_id,
@@ -134,7 +133,7 @@ def _spec(
         user="",
         uid=os.getuid(),
         gid=os.getgid(),
-        node=node or first.node,
+        node=first.node,
         run=first.run,
         folder=folder,
         home=home,

@@ -214,11 +214,12 @@ def _flush_folder(folder: str, to: str, keys: dict[str, str]) -> list[dict[str, 
     with _opened(folder, **keys) as store:
         if "://" in store.where:
             raise UsageError(f"only folders are flushed, and {folder} is a URL")
-        for spec in inspect.specs(store.where, remote, str(Path.home()), store):
+        for spec, parts in inspect.left(store, store.where, remote, str(Path.home())):
             away = open_store(remote, str(Path.home()))
             with contextlib.closing(away):
                 flusher = Flusher(spec, lambda step: None, _say, store=away)
-                flusher.scan()
+                for folder_of, part in parts:
+                    flusher.add(folder_of, part)
                 while flusher.turn():
                     pass
                 rows += flusher.state()

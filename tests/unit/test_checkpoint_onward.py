@@ -126,12 +126,10 @@ def test_one_rate_holds_drain_and_flush_and_follows_the_daemon(
 ) -> None:
     with running(tmp_path, to(cache, away, rate_bytes_s=1024)) as daemon:
         trainer = Trainer(daemon)
-        number = trainer.save(1, os.urandom(MIB))
+        trainer.save(1, os.urandom(MIB))
         with pytest.raises(AssertionError, match="no flushed"):
             trainer.hear("flushed", 1.0)  # the drain's debt alone lasts for a quarter of an hour
         daemon.send({"op": "limits", "rate_bytes_s": 0})
-        if number in trainer.unsaved:
-            trainer.saved(number)
         trainer.hear("flushed", step=1)
 
 
@@ -205,7 +203,8 @@ def test_a_worker_is_busy_while_it_stages_and_the_end_of_the_job_breaks_that_off
 ) -> None:
     data = tmp_path / "data"
     data.mkdir()
-    (data / "a").write_bytes(os.urandom(8 * MIB))
+    for name in "abc":
+        (data / name).write_bytes(os.urandom(8 * MIB))
     (tmp_path / "sets").mkdir()
     more = {"stage": (str(data),), "dataset_folder": str(tmp_path / "sets")}
     with running(tmp_path, a_spec(cache, rate_bytes_s=MIB, **more)) as daemon:
@@ -245,6 +244,19 @@ def test_the_parts_of_other_nodes_are_not_this_one_s_to_flush(tmp_path: Path, ca
         found = daemon.hear("state")
         assert [s["flushed"] for s in found["steps"]] == [True]
         assert found["counters"]["unflushed"] == 0
+
+
+def test_ranks_that_wrote_a_step_themselves_are_flushed_all(
+    tmp_path: Path, cache: Path, away: Path
+) -> None:
+    for rank in (1, 0, 2):
+        make_step(cache, 10, {rank: 500 + rank}, world=3, run="4711.0", job_id="4711")
+    for _ in range(2):  # also a second worker, which finds them flushed
+        with running(tmp_path, to(cache, away)) as daemon:
+            daemon.send({"op": "ended"})
+            assert daemon.hear("state", done=True)["counters"]["unflushed"] == 0
+        assert files(away / "step-000000010") == files(cache / "step-000000010")
+    assert layout.covers(layout.read_parts(str(away / "step-000000010")))
 
 
 def test_ranks_that_ask_at_once_are_brought_one_after_the_other(

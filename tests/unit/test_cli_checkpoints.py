@@ -207,7 +207,7 @@ def saved(node: Node, away: Path, *steps: int) -> dict[int, bytes]:
     """Job 7 has saved these, and they are flushed."""
     node.job(checkpoint=str(away))
     trainer = Trainer(node)  # type: ignore[arg-type]
-    data = {step: os.urandom(MIB + step) for step in steps}
+    data = {step: os.urandom(500_000 + step) for step in steps}
     for step, some in data.items():
         trainer.saved(trainer.save(step, some))
         trainer.hear("flushed", step=step)
@@ -239,7 +239,7 @@ def test_a_job_s_steps_are_verified_here_and_asked_for_there(node: Node, tmp_pat
         file.write(b"xx")
     assert "all bytes agree" in crater("checkpoints", "verify", "7", **node.environ)
     said = crater("checkpoints", "verify", "7", "--destination", code=1, **node.environ)
-    assert "is damaged between byte 0 and 1048586" in said
+    assert "is damaged between byte 0 and 500010" in said
 
 
 @root
