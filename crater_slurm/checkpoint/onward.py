@@ -37,6 +37,7 @@ class Onward:
         self, spec: Spec, changed: Callable[[], None], log: Log, rate: TokenBucket | None = None
     ) -> None:
         self._spec = spec
+        self._changed = changed
         self._log = log
         self._rate = rate or TokenBucket(spec.rate_bytes_s)
         self._flusher = Flusher(spec, lambda _: changed(), log, limiter=self._rate)
@@ -144,6 +145,7 @@ class Onward:
 
     def stage(self, path: str) -> str:
         found = self._stager.lookup(path)
+        self._changed()  # a counter
         if not found.local:
             raise StageError(found.error)
         return found.local
