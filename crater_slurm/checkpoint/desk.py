@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from crater_slurm.checkpoint import faults, sums
+from crater_slurm.checkpoint import faults
 from crater_slurm.checkpoint.folder import LocalStep
 from crater_slurm.checkpoint.lanes import Lane
+from crater_slurm.checkpoint.overview import Overview
 from crater_slurm.checkpoint.services import Services
 from crater_slurm.checkpoint.steps import Steps
 from crater_slurm.checkpoint.threads import Pool
 from crater_slurm.checkpoint.tools import Tools
-from crater_slurm.job import layout, wire
+from crater_slurm.job import wire
 from crater_slurm.job.wire import WireError
 
 Answer = dict[str, Any]
@@ -37,6 +38,7 @@ class Desk:
     ) -> None:
         self._tools, self._steps, self._services, self._pool = tools, steps, services, pool
         self._to_daemon = to_daemon
+        self._overview = Overview(tools.spec, services, tools.folder.scan)
         self._asked: dict[str, Lane] = {}
         self._serial = 0
 
@@ -75,7 +77,13 @@ class Desk:
         def work() -> Answer:
             return self._restored(name, step, run, ranks)
 
-        then = _then(send, "restored", name=name, step=step, run=run, folder=None, source=None)
+        tell = _then(send, "restored", name=name, step=step, run=run, folder=None, source=None)
+
+        def then(found: Answer | None, error: Exception | None) -> None:
+            if found is not None and found["source"] in ("peer", "remote"):
+                self._steps.rescan()
+            tell(found, error)
+
         self._pool.ask(work, then)
 
     def _requeue(self, lane: Lane, reason: str) -> None:
@@ -138,7 +146,8 @@ class Desk:
             what = f"{name} {wanted[0]} could not be brought here"
             self._tools.log("warning", faults.sentence(what, failed, "the destination"))
             return self._from_cache(local[0])
-        self._tools.counters["cache_misses"] += 1
+        hit = "cache_hits" if source == "cache" else "cache_misses"
+        self._tools.counters[hit] += 1
         return {"step": wanted[0], "run": wanted[1], "folder": folder, "source": source}
 
     def _elsewhere(
@@ -168,28 +177,14 @@ class Desk:
         operation, number = message["op"], message.get("id")
         if operation == "status":
             send({"op": "answer", "id": number, **self.status()})
-        elif operation == "verify":
-            self._pool.ask(lambda: self._verify(message), _then(send, "answer", id=number))
+        elif operation in ("list", "show", "verify"):
+            view = self._overview
+            self._pool.ask(lambda: view.answer(message), _then(send, "answer", id=number))
         elif operation == "restore":
             self._restore(lambda found: send({**found, "op": "answer", "id": number}), message)
         else:
             work = self._services.command
             self._pool.ask(lambda: work(message), _then(send, "answer", id=number))
-
-    def _verify(self, message: Answer) -> Answer:
-        """Sums of the local steps, or of the one asked for, against the files."""
-        name, wanted = message.get("name", "step"), message.get("step")
-        checked, damaged = 0, []
-        for step in self._tools.folder.scan():
-            if step.name != name or wanted not in (None, step.step):
-                continue
-            checked += 1
-            parts = [p for p in layout.read_parts(step.folder) if p.run == step.run]
-            for file in (file for part in parts for file in part.files):
-                path = f"{step.folder}/{file.name}"
-                if error := layout.check_file(path, file, sums.crc32):
-                    damaged.append(f"{step.name} {step.step}: {error}"[:500])
-        return {"checked": checked, "damaged": damaged[:50]}
 
     def status(self) -> Answer:
         """What is there, for people."""
@@ -209,7 +204,6 @@ class Desk:
     def steps(self) -> list[Answer]:
         """The steps as the daemon keeps them, the newest last."""
         newest = sorted(self._steps.complete.values(), key=lambda s: (s.time, s.step))
-        services = self._services
         return [
             {
                 "name": s.name,
@@ -217,11 +211,21 @@ class Desk:
                 "run": s.run,
                 "bytes": s.bytes,
                 "local": True,
-                "flushed": services.flushed(s.name, s.step, s.run),
-                "error": services.error(s.name, s.step, s.run)[:300],
+                "flushed": self._safe(s),
+                "error": self._services.error(s.name, s.step, s.run)[:300],
             }
             for s in newest[-_MOST_SHOWN:]
         ]
+
+    def unflushed(self) -> int:
+        """Steps that are not at the destination, though this node should bring them there."""
+        return sum(not self._safe(step) for step in list(self._steps.complete.values()))
+
+    def _safe(self, step: LocalStep) -> bool:
+        """Whether it is at the destination, or there is none, or it is other nodes' to flush."""
+        return not step.own(self._tools.spec.node) or self._services.flushed(
+            step.name, step.step, step.run
+        )
 
 
 def _key(found: tuple[int, str, float]) -> tuple[int, float]:

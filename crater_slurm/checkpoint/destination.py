@@ -7,41 +7,26 @@ into it: nothing a user writes leads out of the folder or prefix that the rest o
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from crater_slurm.errors import UsageError
 
 SCHEMES = ("s3", "gs", "az")
-PLACEHOLDERS = {
-    "u": "user",
-    "j": "job_id",
-    "A": "array_job_id",
-    "a": "array_task_id",
-    "x": "job_name",
-    "c": "cluster",
-}
+#: What a destination may name: user, job, array job, array task, job's name, cluster.
+PLACEHOLDERS = "ujAaxc"
 _MOST = 512
 _UNSAFE = re.compile(r"[^A-Za-z0-9._=+@-]")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}\Z")
 _PIECE = re.compile(r"[A-Za-z0-9._=+@-]{1,255}\Z")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _PIECE_BYTES = 64
+#: A user's name that is safe as one component of a path or an object's key.
+_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+-]{0,63}\$?\Z")
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
-    """What the placeholders stand for; an empty one becomes ``_``."""
-
-    user: str = ""
-    job_id: str = ""
-    array_job_id: str = ""
-    array_task_id: str = ""
-    job_name: str = ""
-    cluster: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Destination:
+class Place:
     """A place for steps. ``kind``: path, s3, gs or az; ``bucket`` is empty for a path.
 
     ``pieces`` are the folders below the root or the bucket.
@@ -70,24 +55,30 @@ def safe(name: str) -> str:
     return "_" + text[1:] if text.startswith(".") else text or "_"
 
 
-def fill(template: str, names: Names) -> str:
-    """Put names in for %u %j %A %a %x %c; ``%%`` is a percent sign. Raises UsageError."""
+def fill(template: str, values: Mapping[str, str]) -> str:
+    """Put values in for %u %j %A %a %x %c; ``%%`` is a percent sign. Raises UsageError, also where
+    a value is not known."""
 
     def one(match: re.Match[str]) -> str:
         letter = match.group(1)
         if letter == "%":
             return "%"
-        if letter not in PLACEHOLDERS:
+        if not letter or letter not in PLACEHOLDERS:
             known = " ".join(f"%{key}" for key in PLACEHOLDERS)
             raise UsageError(
                 f"The checkpoint destination {template!r:.200} has %{letter}; known are {known} %%."
             )
-        return safe(getattr(names, PLACEHOLDERS[letter]))
+        if not values.get(letter):
+            raise UsageError(
+                f"The checkpoint destination {template!r:.200} has %{letter}, which is not known "
+                "here."
+            )
+        return safe(values[letter])
 
     return re.sub(r"%(.|\Z)", one, template, flags=re.DOTALL)
 
 
-def parse(text: str) -> Destination:
+def parse(text: str) -> Place:
     """Take a path or a URL apart, placeholders filled in before. Raises UsageError."""
     if len(text) > _MOST or _CONTROL.search(text):
         raise UsageError(
@@ -95,7 +86,7 @@ def parse(text: str) -> Destination:
             f"at most {_MOST} plain characters."
         )
     if text.startswith("/"):
-        return Destination("path", "", _pieces(text, text[1:], plain=False))
+        return Place("path", "", _pieces(text, text[1:], plain=False))
     scheme, mark, rest = text.partition("://")
     if not mark or scheme not in SCHEMES:
         raise UsageError(
@@ -105,7 +96,7 @@ def parse(text: str) -> Destination:
     bucket, _, prefix = rest.partition("/")
     if not _BUCKET.match(bucket):
         raise UsageError(f"The checkpoint destination {text!r:.80} names no valid bucket.")
-    return Destination(scheme, bucket, _pieces(text, prefix, plain=True))
+    return Place(scheme, bucket, _pieces(text, prefix, plain=True))
 
 
 def _pieces(text: str, rest: str, *, plain: bool) -> tuple[str, ...]:
@@ -122,30 +113,16 @@ def _pieces(text: str, rest: str, *, plain: bool) -> tuple[str, ...]:
     return pieces
 
 
-def home(site_url: str, user: str) -> Destination:
+def home(site_url: str, user: str) -> Place:
     """The part of a site's store that is a user's: ``<site url>/<user>``. Raises UsageError."""
-    if safe(user) != user:
-        raise UsageError(f"The user name {user!r:.80} can't be part of an object's name.")
+    if not _USER.match(user) or user in (".", ".."):
+        raise UsageError(f"The user name {user!r:.80} can't be a folder of {site_url}.")
     site = parse(site_url)
-    return Destination(site.kind, site.bucket, (*site.pieces, user))
+    return Place(site.kind, site.bucket, (*site.pieces, user))
 
 
-def within(outer: Destination, inner: Destination) -> bool:
+def within(outer: Place, inner: Place) -> bool:
     """Whether ``inner`` is ``outer`` or lies below it."""
     return (outer.kind, outer.bucket) == (inner.kind, inner.bucket) and inner.pieces[
         : len(outer.pieces)
     ] == outer.pieces
-
-
-def check_site(text: str, site_url: str, user: str) -> Destination:
-    """A destination reached with the site's credentials: only the user's own part of the store.
-
-    Raises UsageError for anything else, so that nobody reads or writes another's objects with it.
-    """
-    own, asked = home(site_url, user), parse(text)
-    if not within(own, asked):
-        raise UsageError(
-            f"The checkpoint destination {asked.url} lies outside {own.url}, which is what the "
-            "site's credentials are for. Put it below that, or name a profile of your own."
-        )
-    return asked

@@ -199,7 +199,7 @@ class Drain:
         while self._turn and self._flying < self._depth:
             file = self._turn[0]
             block = self._ready[file][0]
-            delay = 0.0 if block.cancelled else self.bucket.delay_s()
+            delay = 0.0 if block.cancelled else self.bucket.ask(block.length)
             if delay:
                 return delay
             self._ready[file].popleft()
@@ -210,7 +210,6 @@ class Drain:
             if block.cancelled:
                 self._finish(block, 0)
             else:
-                self.bucket.take(block.length)
                 self._write(engine, block)
         return None
 

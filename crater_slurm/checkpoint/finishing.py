@@ -48,6 +48,25 @@ def give_name(parent: int, name: str) -> None:
         remove(partial, parent)
 
 
+def give_free_name(parent: int, partial: str, name: str, run: str) -> str:
+    """Rename a completed folder to ``name`` or, where that is taken, ``name.run``; which."""
+    named = f"{name}.{run}"
+    for target in (name, named):
+        try:
+            os.rename(partial, target, src_dir_fd=parent, dst_dir_fd=parent)
+        except OSError as error:
+            if error.errno not in _IN_THE_WAY:
+                raise
+        else:
+            os.fsync(parent)
+            return target
+    syscalls.exchange(parent, partial, named)  # what can't be read, or it would have been found
+    os.fsync(parent)
+    with contextlib.suppress(OSError):
+        remove(partial, parent)
+    return named
+
+
 def set_aside(parent: int, name: str) -> str:
     """Take a step's final name away; the partial name that it has now."""
     aside = layout.partial_name(f"{name}.removed-{os.getpid()}-{time.monotonic_ns()}")

@@ -8,9 +8,11 @@ lives; a step counts as flushed only once its manifest has been read back from t
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -85,6 +87,7 @@ class Flusher:
         self._failing_since = 0.0
         self._resting_until = 0.0
         self._tidied = False
+        self._counters: defaultdict[str, float] = defaultdict(float)
 
     # What the worker calls.
 
@@ -122,15 +125,22 @@ class Flusher:
                     self.add(folder, part)
 
     def add(self, folder: str, manifest: layout.Manifest) -> None:
-        """A part got its final name. Adding one again does nothing."""
+        """A part got its final name. Adding one again does nothing. Of ranks that wrote a step
+        without a worker, each has a part of its own: they go as one."""
         if not self._spec.remote.url:
             return
         note = Note.read(folder, manifest.run, self._spec.remote.url)
         step = Step(folder, manifest, note, FLUSHED if note.flushed else PENDING)
         step.done = manifest.size if note.flushed else 0
         with self._changed:
-            if step.key in self._steps:
-                return
+            known = self._steps.get(step.key)
+            if known is not None:
+                more = [f for f in manifest.files if f.rank not in known.manifest.ranks]
+                if not more:
+                    return
+                files = sorted([*known.manifest.files, *more], key=lambda file: file.rank)
+                note = Note(manifest.run, note.destination, files=known.note.files)
+                step = Step(folder, dataclasses.replace(manifest, files=files), note)
             self._steps[step.key] = step
             self._changed.notify_all()
 
@@ -142,13 +152,16 @@ class Flusher:
                 del self._steps[name, step, run]
 
     def flush_now(self, step: int | None = None, name: str = "step") -> bool:
-        """Try again at once; a step goes first, also one that had failed. False: unknown step."""
+        """Try again at once, all that failed; or a step, which then goes first, also where it was
+        needless. False: unknown step."""
         with self._changed:
-            found = [s for s in self._steps.values() if s.key[:2] == (name, step)]
+            found = [s for s in self._steps.values() if step is None or s.key[:2] == (name, step)]
             for one in found:
-                if one.state in (FAILED, SKIPPED):
-                    one.state, one.error = PENDING, ""
-                one.urgent = True
+                if one.state == FAILED or (one.state == SKIPPED and step is not None):
+                    one.state = PENDING
+                if one.state == PENDING:
+                    one.error, one.since, one.next_try = "", 0.0, 0.0
+                one.urgent = step is not None
             self._resting_until = 0.0
             self._changed.notify_all()
         return bool(found) or step is None
@@ -177,11 +190,10 @@ class Flusher:
             found = self._steps.get((name, step, run))
             return str(found.as_dict()["error"]) if found is not None else ""
 
-    @property
-    def flushed_bytes(self) -> int:
-        """Bytes of the parts that are at the destination."""
+    def counters(self) -> dict[str, float]:
+        """Parts that were brought there since the start, their bytes, and the time it took."""
         with self._changed:
-            return sum(s.manifest.size for s in self._steps.values() if s.state == FLUSHED)
+            return dict(self._counters)
 
     # The thread.
 
@@ -212,8 +224,10 @@ class Flusher:
             if step is not None:
                 before = step.done = 0
                 self._set(step, RUNNING)
+                began = self._clock()
                 self._flush(store, step)
                 self._recovered()
+                self._count(step, self._clock() - began)
                 self._set(step, FLUSHED)
                 cleaning.clean(store, known, self._spec, step.manifest, self._log)
         except StoppedError:
@@ -346,6 +360,12 @@ class Flusher:
             if state in (FLUSHED, SKIPPED):
                 step.error, step.since, step.next_try, step.urgent = "", 0.0, 0.0, False
         self._on_change(step)
+
+    def _count(self, step: Step, seconds: float) -> None:
+        with self._changed:
+            self._counters["flushed"] += 1
+            self._counters["flushed_bytes"] += step.manifest.size
+            self._counters["flush_seconds"] += max(0.0, seconds)
 
     def _recovered(self) -> None:
         if self._failures:

@@ -19,6 +19,9 @@ from crater_slurm.checkpoint.trees import open_folder, remove, tree_bytes
 from crater_slurm.job import layout
 from crater_slurm.job.layout import FileEntry, Manifest
 
+#: Begins the name of what is being restored: apart from what is being saved, which may be the same
+#: step, and from what is swept.
+RESTORING = ".restoring-"
 #: Without waiting for what a fifo's other end does.
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
@@ -44,6 +47,10 @@ class LocalStep:
     @property
     def ranks(self) -> set[int]:
         return {rank for part in self.parts for rank in part.ranks}
+
+    def own(self, node: str) -> bool:
+        """Whether a node's own part is among them: another's is flushed by others."""
+        return any(part.node == node for part in self.parts)
 
     @property
     def whole(self) -> bool:
@@ -119,14 +126,16 @@ class Folder:
         finally:
             os.close(fd)
 
-    def finish(self, name: str, manifest: Manifest) -> None:
-        """Give a step whose files are all on disk its final name.
+    def finish(self, name: str, manifest: Manifest, restored: str = "") -> str:
+        """Give a step whose files are all on disk its final name; the name.
 
         Where ranks of the same run have written themselves into the step already, without a
-        worker, their files stay and these join them.
+        worker, their files stay and these join them. A step that was ``restored``, into the folder
+        of that name, never replaces another run's: it is then called after its run.
         """
+        hidden = restored or layout.partial_name(name)
         with self._opened() as parent:
-            partial = open_folder(layout.partial_name(name), parent)
+            partial = open_folder(hidden, parent)
             try:
                 for file in manifest.files:
                     status = os.stat(file.name, dir_fd=partial, follow_symlinks=False)
@@ -137,12 +146,20 @@ class Folder:
                     if there and there[0].ranks - set(manifest.ranks):
                         taken = {file.name for part in there[0].parts for file in part.files}
                         finishing.join(parent, partial, target, manifest, there[0].ranks, taken)
-                        remove(layout.partial_name(name), parent)
-                        return
+                        remove(hidden, parent)
+                        return target
                 finishing.complete(partial, manifest)
             finally:
                 os.close(partial)
+            if restored:
+                return finishing.give_free_name(parent, hidden, name, manifest.run)
             finishing.give_name(parent, name)
+            return name
+
+    def find(self, name: str, step: int, run: str) -> LocalStep | None:
+        """What lies here of a run's step."""
+        same = (s for s in self.scan() if (s.name, s.step, s.run) == (name, step, run))
+        return max(same, key=lambda s: len(s.ranks), default=None)
 
     def remove(self, name: str) -> None:
         """Remove a complete step: first its final name goes, so that it is never half there."""
@@ -193,7 +210,7 @@ class Folder:
         """Remove all partial folders: nobody is left who could finish one."""
         with contextlib.suppress(FileNotFoundError), self._opened() as parent:
             for name in os.listdir(parent):
-                if layout.is_partial(name):
+                if layout.is_partial(name) or name.startswith(RESTORING):
                     with contextlib.suppress(OSError):
                         remove(name, parent)
 

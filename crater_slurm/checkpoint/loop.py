@@ -22,6 +22,7 @@ from crater_slurm.checkpoint.disk import Block
 from crater_slurm.checkpoint.folder import Leftover, LocalStep
 from crater_slurm.checkpoint.keeping import Keeping
 from crater_slurm.checkpoint.lanes import Budget, Lane
+from crater_slurm.checkpoint.rate import TokenBucket
 from crater_slurm.checkpoint.report import Report
 from crater_slurm.checkpoint.services import Services
 from crater_slurm.checkpoint.spec import Spec
@@ -31,7 +32,7 @@ from crater_slurm.checkpoint.tools import make_tools
 from crater_slurm.job import wire
 from crater_slurm.job.layout import Manifest
 
-MakeServices = Callable[[Spec, Callable[[], None], Log], Services]
+MakeServices = Callable[[Spec, Callable[[], None], Log, TokenBucket], Services]
 
 _STATE_S = 1.0
 _SWEEP_S = 5.0
@@ -50,7 +51,7 @@ class Worker:
         self._mailbox = Mailbox(self.log)
         self.tools = make_tools(spec, self._mailbox, self._on_written, self.log)
         self._questions = Pool("crater-desk", 2, self._mailbox)
-        self._services = make(spec, self._on_change, self.log)
+        self._services = make(spec, self._on_change, self.log, self.tools.drain.bucket)
         self._steps = Steps(self.tools, self._live_ranks)
         self._steps.on_change = self._changed
         self._steps.on_saved = [self._on_saved]

@@ -9,11 +9,13 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from crater_slurm.checkpoint import keep, remote, restore
 from crater_slurm.checkpoint.flush import Flusher
+from crater_slurm.checkpoint.flush_state import FLUSHED, SKIPPED
 from crater_slurm.checkpoint.folder import LocalStep
 from crater_slurm.checkpoint.rate import TokenBucket
 from crater_slurm.checkpoint.remote.store import StoppedError
@@ -21,45 +23,23 @@ from crater_slurm.checkpoint.spec import Spec
 from crater_slurm.checkpoint.stage import Stager
 from crater_slurm.checkpoint.stage_copy import StageError
 from crater_slurm.checkpoint.threads import Log
+from crater_slurm.job import layout
 from crater_slurm.job.layout import Manifest
 
-
-class SharedRate:
-    """A token bucket for many threads: ``take`` waits until the bytes may go."""
-
-    def __init__(
-        self,
-        rate_bytes_s: int,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self._bucket = TokenBucket(rate_bytes_s, clock)
-        self._lock = threading.Lock()
-        self._sleep = sleep
-
-    def set_rate(self, rate_bytes_s: int) -> None:
-        """Another rate from now on; 0 is none."""
-        with self._lock:
-            self._bucket.set_rate(rate_bytes_s)
-
-    def take(self, count: int) -> None:
-        """Count bytes, after waiting for those before."""
-        while True:
-            with self._lock:
-                delay = self._bucket.delay_s()
-                if delay <= 0:
-                    self._bucket.take(count)
-                    return
-            self._sleep(min(delay, 0.5))
+#: Of steps on their way so many are told, the newest.
+_MOST_SHOWN = 60
 
 
 class Onward:
     """One job's. Made before the rights are given up, started after."""
 
-    def __init__(self, spec: Spec, changed: Callable[[], None], log: Log) -> None:
+    def __init__(
+        self, spec: Spec, changed: Callable[[], None], log: Log, rate: TokenBucket | None = None
+    ) -> None:
         self._spec = spec
+        self._changed = changed
         self._log = log
-        self._rate = SharedRate(spec.rate_bytes_s)
+        self._rate = rate or TokenBucket(spec.rate_bytes_s)
         self._flusher = Flusher(spec, lambda _: changed(), log, limiter=self._rate)
         self._stager = Stager(
             spec,
@@ -72,6 +52,8 @@ class Onward:
         for url in (spec.remote.url, *spec.stage):
             remote.preload(url)  # the job's user may not be able to read the libraries
         self._busy: set[tuple[str, int]] = set()
+        self._fetching = threading.Lock()
+        self._counters: defaultdict[str, float] = defaultdict(float)
 
     def start(self) -> None:
         self._flusher.start()
@@ -93,7 +75,7 @@ class Onward:
 
     @property
     def idle(self) -> bool:
-        return self._flusher.idle
+        return self._flusher.idle and self._stager.idle
 
     def flushed(self, name: str, step: int, run: str) -> bool:
         return not self._spec.remote.url or self._flusher.safe(name, step, run)
@@ -104,17 +86,21 @@ class Onward:
     def counters(self) -> dict[str, float]:
         staged = self._stager.counters
         return {
+            **self._flusher.counters(),
+            **self._counters,
             "staged_hits": staged["cache_hits"],
             "staged_misses": staged["cache_misses"],
-            "flushed_bytes": self._flusher.flushed_bytes,
         }
 
     def removable(self, steps: Sequence[LocalStep], over_bytes: int) -> list[LocalStep]:
         """By the rules of keeping; what is not at the destination stays while there is one."""
         by_item = {self._item(step): step for step in steps}
-        items = list(by_item)
-        gone = keep.removable(items, self._spec.keep_last, self._spec.keep_every)
-        if over_bytes and self._spec.remote.url:
+        items, spec = list(by_item), self._spec
+        last = spec.keep_last
+        if last and not spec.remote.url and len(spec.nodes) > 1:
+            last += 1  # another node may not have the newest yet: the one before is complete
+        gone = keep.removable(items, last, spec.keep_every)
+        if over_bytes and spec.remote.url:
             gone += [item for item in keep.evictable(items) if item not in gone]
         found = [by_item[item] for item in gone]
         for step in found:
@@ -122,7 +108,8 @@ class Onward:
         return found
 
     def _item(self, step: LocalStep) -> keep.Item:
-        safe = self.flushed(step.name, step.step, step.run)
+        known = self.flushed(step.name, step.step, step.run)
+        safe = known or not step.own(self._spec.node)
         busy = (step.name, step.step) in self._busy
         return keep.Item(step.name, step.step, step.run, step.time, safe=safe, busy=busy)
 
@@ -131,33 +118,57 @@ class Onward:
 
     def fetch(self, name: str, step: int, run: str, ranks: list[int] | None) -> tuple[str, str]:
         self._busy.add((name, step))
+        came: list[int] = []
+        began = time.monotonic()
         try:
-            folder = restore.fetch(
-                *(self._spec, name, step, run, ranks), stop=self._stop, limiter=self._rate
-            )
+            with self._fetching:  # all ranks of a node ask at once
+                folder = restore.fetch(
+                    *(self._spec, name, step, run, ranks),
+                    stop=self._stop,
+                    limiter=self._rate,
+                    progress=came.append,
+                )
         except StoppedError:
             raise InterruptedError(4, "the worker ends") from None
         finally:
             self._busy.discard((name, step))
+        if not came:
+            return folder, "cache"
+        self._counters["restored"] += 1
+        self._counters["restored_bytes"] += sum(came)
+        self._counters["restore_seconds"] += time.monotonic() - began
+        for part in layout.read_parts(folder):
+            if part.node == self._spec.node:
+                self._flusher.add(folder, part)
         self._log("info", f"{name} {step} of run {run} fetched from {self._spec.remote.url}.")
         return folder, "remote"
 
     def stage(self, path: str) -> str:
         found = self._stager.lookup(path)
+        self._changed()  # a counter
         if not found.local:
             raise StageError(found.error)
         return found.local
 
     def command(self, message: dict[str, Any]) -> dict[str, Any]:
-        """``flush`` (of a step, or all that failed), ``onward`` (states of flush and staging)."""
+        """``flush`` (of a step, or all that failed), ``flushing`` (what is not at the destination,
+        as much as a message holds), ``onward`` (all states, for this process)."""
         operation = message.get("op")
+        if operation in ("flush", "flushing") and not self._spec.remote.url:
+            return {"error": "This job has no destination: its checkpoints stay on the node."}
         if operation == "flush":
             step, name = message.get("step"), message.get("name", "step")
             wanted = step if type(step) is int else None
-            known = self._flusher.flush_now(wanted, str(name))
-            if not known:
-                return {"error": f"There is no part of step {wanted} here that could be flushed."}
-            return {"steps": self._flusher.state()}
+            if not self._flusher.flush_now(wanted, str(name)):
+                return {"error": f"There is no part of {name} {wanted} here to be flushed."}
+            return self._flushing()
+        if operation == "flushing":
+            return self._flushing()
         if operation == "onward":
             return {"steps": self._flusher.state(), "staged": self._stager.state()}
         return {"error": f"The worker knows no operation {operation!s:.40}."}
+
+    def _flushing(self) -> dict[str, Any]:
+        steps = [s for s in self._flusher.state() if s["state"] not in (FLUSHED, SKIPPED)]
+        shown = [{**step, "error": step["error"][:300]} for step in steps[-_MOST_SHOWN:]]
+        return {"destination": self._spec.remote.url, "steps": shown, "count": len(steps)}

@@ -39,6 +39,7 @@ class Report:
             **self._tools.counters,
             "drain_seconds": round(self._tools.drain_seconds, 6),
             **self._services.counters(),
+            "unflushed": self._desk.unflushed(),
             "lanes": sum(not lane.closed for lane in lanes),
             "lane_bytes": self._budget.used,
             "saving": len(self._steps.waiting),

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import NamedTuple
 
-from crater_slurm.checkpoint import checksum, flush_state, folders, remote
+from crater_slurm.checkpoint import checksum, flush_state, remote, trees
+from crater_slurm.checkpoint.folder import RESTORING, Folder, LocalStep
 from crater_slurm.checkpoint.remote.catalogue import Catalogue, Stored
 from crater_slurm.checkpoint.remote.store import (
     Limiter,
@@ -68,20 +69,39 @@ def fetch(
 ) -> str:
     """Bring a step into the cache: all ranks, or some; the folder that it has then.
 
-    Raises RemoteError, NotThereError, StoppedError, and OSError of the cache. What was fetched
-    stays in the partial folder for the next try.
+    Ranks of that run that are here already are not fetched, others join them. Raises RemoteError,
+    NotThereError, StoppedError, and OSError of the cache. What was fetched stays in a folder of its
+    own for the next try. One at a time in a cache: who comes second finds what the first brought.
     """
-    final = layout.step_name(step, name)
-    partial = layout.partial_name(final)
+    cache = Folder(spec.folder)
+    hidden = f"{RESTORING}{layout.step_name(step, name, run)}"
     with _opened(spec, store) as away:
         stored = _find(away, name, step, run)
-        entries, manifest = _wanted(spec, stored, None if ranks is None else set(ranks))
+        there = cache.find(name, step, run)
+        wanted = _wanted(spec, stored, None if ranks is None else set(ranks), there)
+        if wanted is None:
+            assert there is not None
+            return there.folder
         event = stop or threading.Event()
         work = _Fetch(away, stored.folder, event, limiter or Unlimited(), progress)
-        _fill(spec.folder, partial, work, entries, manifest)
-    flush_state.mark_flushed(f"{spec.folder}/{partial}", manifest.run, spec.remote.url)
-    folders.publish(spec.folder, partial, final)
-    return f"{spec.folder}/{final}"
+        _fill(spec.folder, hidden, work, wanted)
+    final = cache.finish(layout.step_name(step, name), wanted, hidden)
+    if there is None:  # what it joined may have been saved here, and still be to flush
+        flush_state.mark_flushed(cache.file(final), wanted.run, spec.remote.url)
+    _tidy(spec.folder)
+    return cache.file(final)
+
+
+def _tidy(folder: str) -> None:
+    """Remove what earlier tries of other steps left: a newer one is here."""
+    top = os.open(folder, _FOLDER)
+    try:
+        for name in os.listdir(top):
+            if name.startswith(RESTORING):
+                with contextlib.suppress(OSError):
+                    trees.remove(name, top)
+    finally:
+        os.close(top)
 
 
 @contextlib.contextmanager
@@ -96,23 +116,15 @@ def _opened(spec: Spec, store: Store | None) -> Iterator[Store]:
         own.close()
 
 
-def _fill(
-    parent: str,
-    partial: str,
-    work: _Fetch,
-    entries: list[layout.FileEntry],
-    manifest: layout.Manifest,
-) -> None:
+def _fill(parent: str, hidden: str, work: _Fetch, wanted: layout.Manifest) -> None:
     top = os.open(parent, _FOLDER)
     try:
         with contextlib.suppress(FileExistsError):
-            os.mkdir(partial, _FOLDER_MODE, dir_fd=top)
-        folder = os.open(partial, _FOLDER, dir_fd=top)
+            os.mkdir(hidden, _FOLDER_MODE, dir_fd=top)
+        folder = os.open(hidden, _FOLDER, dir_fd=top)
         try:
-            _clear(folder, {entry.name for entry in entries})
-            work.files(folder, entries)
-            _write_manifest(folder, manifest)
-            os.fsync(folder)
+            _clear(folder, {entry.name for entry in wanted.files})
+            work.files(folder, wanted.files)
         finally:
             os.close(folder)
     finally:
@@ -132,24 +144,33 @@ def _find(store: Store, name: str, step: int, run: str) -> Stored:
 
 
 def _wanted(
-    spec: Spec, stored: Stored, ranks: set[int] | None
-) -> tuple[list[layout.FileEntry], layout.Manifest]:
+    spec: Spec, stored: Stored, ranks: set[int] | None, there: LocalStep | None
+) -> layout.Manifest | None:
+    """The part that is to be fetched; None when all of it is there."""
     first = stored.parts[0]
-    entries = {
-        entry.name: entry
+    files = {
+        entry.name: (entry, part.node)
         for part in stored.parts
         for entry in part.files
         if ranks is None or entry.rank in ranks
     }
-    chosen = sorted(entries.values(), key=lambda entry: entry.rank)
-    missing = (ranks or set()) - {entry.rank for entry in chosen}
-    if missing or not chosen:
+    missing = (ranks or set()) - {entry.rank for entry, _ in files.values()}
+    if missing or not files:
         raise NotThereError(
             f"Step {stored.step} has {first.world_size} ranks; "
             f"rank {min(missing, default=0)} is none of them."
         )
-    manifest = dataclasses.replace(first, files=chosen, node=spec.node, time=stored.time)
-    return chosen, manifest
+    here = there.ranks if there else set()
+    chosen = sorted(
+        ((entry, node) for entry, node in files.values() if entry.rank not in here),
+        key=lambda pair: pair[0].rank,
+    )
+    if not chosen:
+        return None
+    # A part that joins this node's own is not this node's: it is at the destination already.
+    node = spec.node if there is None else chosen[0][1]
+    entries = [entry for entry, _ in chosen]
+    return dataclasses.replace(first, files=entries, node=node, time=stored.time)
 
 
 def _clear(folder: int, names: set[str]) -> None:
@@ -159,15 +180,6 @@ def _clear(folder: int, names: set[str]) -> None:
     for name in old:
         if name not in names:
             os.unlink(name, dir_fd=folder)
-
-
-def _write_manifest(folder: int, manifest: layout.Manifest) -> None:
-    how = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    fd = os.open(layout.part_name(manifest.ranks), how, _FILE_MODE, dir_fd=folder)
-    with os.fdopen(fd, "w", encoding="utf-8") as file:
-        file.write(manifest.to_json())
-        file.flush()
-        os.fsync(fd)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -116,7 +116,9 @@ class Stager:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is left to copy."""
+        """Whether nothing is copied any more, nor will be."""
+        if self._thread is None or self._stop.is_set():
+            return True
         return all(item.state in (READY, FAILED) for item in self._items)
 
     def lookup(self, path: str) -> Staged:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from crater_slurm.checkpoint import folders
+from crater_slurm.checkpoint import finishing
 from crater_slurm.checkpoint.remote.store import Limiter, StoppedError
 from crater_slurm.job import layout
 
@@ -96,9 +96,9 @@ def publish(local: str) -> None:
         if _libc.syncfs(fd) != 0:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number), parent)
+        finishing.give_name(fd, name)
     finally:
         os.close(fd)
-    folders.publish(parent, layout.partial_name(name), name)
 
 
 def partial(local: str) -> str:

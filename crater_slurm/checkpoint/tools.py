@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
@@ -40,13 +41,24 @@ class Room:
     def admit(self, out: OutFile, folder_name: str) -> None:
         """Make a file and set its room aside. Raises QuotaError or OSError."""
         if not self.quota_bytes:
-            out.open(self._folder.partial(folder_name))
+            self._open(out, folder_name)
             return
         with self._lock:
             self._check(out.size)
-            out.open(self._folder.partial(folder_name))
+            self._open(out, folder_name)
             if not out.allocated:  # the file system shows it only as it is written
                 self._promised[out] = out.size
+
+    def _open(self, out: OutFile, folder_name: str) -> None:
+        """Set room on the disk aside; where it is full, old steps that may go make some."""
+        try:
+            out.open(self._folder.partial(folder_name))
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            out.close()
+            self.drop_more(out.size)
+            out.open(self._folder.partial(folder_name))
 
     def check(self, size: int = 0) -> None:
         """Whether ``size`` more bytes are within the quota. Raises QuotaError."""

@@ -8,8 +8,8 @@ import os
 import stat
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-#: Deeper than anything of ours; a user may nest folders without end.
-_DEEPEST = 16
+#: Deeper than datasets are; a user may nest folders without end.
+_DEEPEST = 64
 
 
 def open_folder(name: str, parent: int | None = None) -> int:

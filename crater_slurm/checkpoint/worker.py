@@ -20,7 +20,8 @@ from crater_slurm.checkpoint.onward import Onward
 from crater_slurm.checkpoint.peers import verbs
 from crater_slurm.checkpoint.peers.lost import LostNode
 from crater_slurm.checkpoint.peers.services import WithCopies
-from crater_slurm.checkpoint.services import Nothing, Services
+from crater_slurm.checkpoint.rate import TokenBucket
+from crater_slurm.checkpoint.services import Services
 from crater_slurm.checkpoint.spec import Spec
 from crater_slurm.checkpoint.threads import Log
 from crater_slurm.job.wire import Channel, WireError
@@ -32,13 +33,15 @@ _CONNECT_S = 30.0
 _RDMA_BYTES = 4 << 30
 
 
-def default_services(spec: Spec, changed: Callable[[], None], log: Log) -> Services:
-    """What a job has beyond its node's cache: a destination and staged data, where it asked, and
-    copies on its other nodes, where the site has them."""
-    onward = Onward(spec, changed, log) if spec.remote.url or spec.stage else Nothing()
+def default_services(
+    spec: Spec, changed: Callable[[], None], log: Log, rate: TokenBucket
+) -> Services:
+    """What a job has beyond its node's cache: rules of keeping, a destination and staged data,
+    where it asked, and copies on its other nodes, where the site has them."""
+    onward = Onward(spec, changed, log, rate)
     if not spec.token:
         return onward
-    return WithCopies(spec, onward, changed, log, lambda lost: LostNode(lost, changed, log))
+    return WithCopies(spec, onward, changed, log, lambda lost: LostNode(lost, changed, log, rate))
 
 
 def main(make: MakeServices = default_services) -> int:

@@ -15,6 +15,10 @@ from crater_slurm.errors import CraterError, nearest
 #: Command, where it lives, and its line in ``crater --help``; kept here so that help is instant.
 COMMANDS: dict[str, tuple[str, str]] = {
     "check": ("crater_slurm.cli.explain:check", "Say what a script would get, before submitting."),
+    "checkpoints": (
+        "crater_slurm.cli.checkpoints:checkpoints",
+        "List, check, flush and restore checkpoints.",
+    ),
     "config": ("crater_slurm.cli.config:config", "Show the settings and where they come from."),
     "db": ("crater_slurm.cli.db:db", "Create or upgrade the node-profile store."),
     "directives": ("crater_slurm.cli.directives:directives", "List every #CRATER directive."),

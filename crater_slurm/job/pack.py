@@ -137,6 +137,8 @@ class Packer:
             plan = self._plan = Plan(facts, leaves.paths)
         skeleton = pickle.dumps(plan.table, protocol=5) + rest
         described = {"crater": FORMAT, **metadata}
+        if any(fact.kind == "torch" for fact in facts):
+            described.setdefault("format", "pt")  # transformers reads no file without it
         header = _header(plan, described, len(skeleton), _residue(plan, sources))
         return Image(_segments(plan, sources, header, skeleton))
 

@@ -12,17 +12,17 @@ import os
 import re
 import stat
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from crater_slurm.checkpoint import destination
+from crater_slurm.checkpoint.destination import Place
 from crater_slurm.checkpoint.spec import Remote
 from crater_slurm.config.checkpoints import Checkpoints
 from crater_slurm.config.checkpoints import Remote as Store
+from crater_slurm.errors import UsageError
 from crater_slurm.model.plan import Plan
 
-#: A user's name that is safe as one component of a path or an object's key.
-_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+-]{0,63}\$?\Z")
-_UNSAFE = re.compile(r"[^A-Za-z0-9._+=@-]")
 _LINE = re.compile(r"([A-Za-z][A-Za-z0-9_]{0,63})\s*[=:]\s*(.*)\Z")
 _MOST_BYTES = 64 << 10
 
@@ -70,20 +70,6 @@ def needs_slurm(text: str) -> bool:
     return bool(re.search(r"%[Aax]", text.replace("%%", "")))
 
 
-def fill(text: str, values: Mapping[str, str]) -> str:
-    """A destination with its placeholders filled in. Raises DestinationError without a value."""
-
-    def value(match: re.Match[str]) -> str:
-        if match.group(1) == "%":
-            return "%"
-        found = _UNSAFE.sub("_", values.get(match.group(1), "")).lstrip(".")
-        if not found:
-            raise DestinationError(f"fill in {match.group()} of {text}: it is not known here")
-        return found
-
-    return re.sub(r"%(.)", value, text)
-
-
 def resolve(
     plan: Plan | None, settings: Checkpoints, user: str, values: Mapping[str, str]
 ) -> Destination:
@@ -92,46 +78,56 @@ def resolve(
     if not wanted:
         return Destination()
     try:
-        url = fill(wanted, values).rstrip("/") or "/"
-    except DestinationError as error:
-        return Destination(problem=f"couldn't {error}")
-    if url.startswith("/"):
-        return Destination(url=url)
-    store = _store_of(url, settings.remotes)
-    credentials = (plan.checkpoint_credentials if plan else None) or "site"
-    if credentials != "site":
-        return Destination(url=url, credentials=credentials, store=store)
-    return _with_site_credentials(url, store, user, settings.remotes)
+        place = destination.parse(destination.fill(wanted, values))
+        if place.kind == "path":
+            return Destination(url=place.url)
+        store = _store_of(place, settings.remotes)
+        credentials = (plan.checkpoint_credentials if plan else None) or "site"
+        if credentials != "site":
+            return Destination(url=place.url, credentials=credentials, store=store)
+        return _with_site_credentials(place, store, user, settings.remotes)
+    except UsageError as error:
+        return Destination(problem=str(error))
 
 
-def _store_of(url: str, stores: Sequence[Store]) -> Store | None:
-    """The site's store that a URL is in; of several the one that says most."""
-    inside = [s for s in stores if url == s.url or url.startswith(f"{s.url}/")]
+def own(url: str, settings: Checkpoints, profile: str, endpoint: str = "") -> Remote:
+    """A place as a person reaches it with keys of their own; what is known of the site's store
+    that it is in helps. Raises UsageError for what is no place."""
+    place = destination.parse(url)
+    if place.kind == "path":
+        return Remote(url=place.url)
+    store = _store_of(place, settings.remotes)
+    found = Destination(url=place.url, credentials=f"own:{profile}", store=store).remote()
+    options = {**found.options, "endpoint": endpoint} if endpoint else found.options
+    return replace(found, options=options)
+
+
+def _store_of(place: Place, stores: Sequence[Store]) -> Store | None:
+    """The site's store that a place is in; of several the one that says most."""
+    inside = [s for s in stores if destination.within(destination.parse(s.url), place)]
     return max(inside, key=lambda s: len(s.url), default=None)
 
 
 def _with_site_credentials(
-    url: str, store: Store | None, user: str, stores: Sequence[Store]
+    place: Place, store: Store | None, user: str, stores: Sequence[Store]
 ) -> Destination:
     if store is None:
         known = ", ".join(f"{s.url}/{user}" for s in stores) or "it has none"
         return Destination(
-            problem=f"{url} is in none of the site's stores ({known}); say "
+            problem=f"{place.url} is in none of the site's stores ({known}); say "
             "checkpoint-credentials=own to use your own keys"
         )
-    if not _USER.match(user) or user in (".", ".."):
-        return Destination(problem=f"the user name {user!r} can't be a folder of {store.url}")
-    if not f"{url}/".startswith(f"{store.url}/{user}/"):
+    if not destination.within(destination.home(store.url, user), place):
         return Destination(
             problem=f"the site's store takes {user}'s checkpoints below {store.url}/{user} only, "
-            f"not at {url}"
+            f"not at {place.url}"
         )
     if store.credentials_file is None:
         return Destination(
             problem=f"the site has no credentials for its store {store.name}; say "
             "checkpoint-credentials=own to use your own keys"
         )
-    return Destination(url=url, credentials="site", store=store)
+    return Destination(url=place.url, credentials="site", store=store)
 
 
 def read_credentials(path: Path) -> dict[str, str]:

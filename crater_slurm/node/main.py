@@ -16,6 +16,7 @@ from crater_slurm import __version__, systemd
 from crater_slurm.config.load import load
 from crater_slurm.errors import CraterError
 from crater_slurm.node import job_path, lifecycle, metrics_page, observe, peer_door, upkeep
+from crater_slurm.node.questions import OPERATION, Questions
 from crater_slurm.node.request import Answer, Request
 from crater_slurm.node.rings import Rings
 from crater_slurm.node.server import Server, dispatch
@@ -39,6 +40,7 @@ class Daemon:
             self._observe = upkeep.Loop("observe", seconds, self._observer.round)
         self._workers = Workers(services)
         services.life.on_allowance = self._workers.allow
+        self._questions = Questions(services, self._workers)
         self._rings = Rings(services, self._workers)
         self._peers = peer_door.server_of(services, self._workers)
         self._server = Server(services.settings.node.socket, self._handle)
@@ -95,6 +97,8 @@ class Daemon:
             self.services.spool.stop()
 
     def _handle(self, request: Request) -> Answer:
+        if request.operation == OPERATION:
+            return self._questions.answer(request)
         answer = dispatch(self.services, request)
         if request.operation in ("prolog", "epilog"):
             answer.afterwards.append(self._workers.wake)

@@ -67,6 +67,7 @@ def families(services: Services, workers: Callable[[], int] = lambda: 0) -> Iter
     yield _one(
         "flush_oldest_seconds", "How long the oldest of them has waited.", pending.oldest_seconds
     )
+    yield _one("flush_pending_steps", "How many they are.", pending.steps)
     yield _one("workers", "Checkpoint workers that run.", workers())
     yield _one("lanes", "Lanes of the ring in use, one for each rank.", _lanes(records))
     phases = Family("jobs", "Jobs with a record: running, or ended.", ("phase",))
@@ -90,10 +91,11 @@ def _one(name: str, text: str, value: float, kind: str = "gauge") -> Family:
 
 
 def _checkpoints(total: dict[str, float]) -> Iterator[Family]:
-    asked = total["cache_hits"] + total["cache_misses"]
+    hits = total["cache_hits"] + total["staged_hits"]
+    asked = hits + total["cache_misses"] + total["staged_misses"]
     if asked:
         text = "Restores and staged data that were in the cache, of all since the start."
-        yield _one("cache_hit_ratio", text, total["cache_hits"] / asked)
+        yield _one("cache_hit_ratio", text, hits / asked)
     moved = Family("checkpoint_bytes", "Bytes that each stage moved.", ("stage",), "counter")
     took = Family("checkpoint_seconds", "Time that each stage took.", ("stage",), "summary")
     for stage, name, count, seconds in (
@@ -109,6 +111,10 @@ def _checkpoints(total: dict[str, float]) -> Iterator[Family]:
     for result in ("saved", "direct", "failed", "flushed", "restored"):
         results.add(result, value=total[result])
     yield results
+    staged = Family("staged", "Questions for staged data by answer.", ("answer",), "counter")
+    yield staged.add("copy", value=total["staged_hits"]).add(
+        "original", value=total["staged_misses"]
+    )
 
 
 def _cache(services: Services, records: list[JobRecord]) -> Iterator[Family]:

@@ -19,6 +19,7 @@ NAMES = (
     *("saved", "failed", "direct", "drained_bytes", "drain_seconds"),
     *("flushed", "flushed_bytes", "flush_seconds"),
     *("restored", "restored_bytes", "restore_seconds", "cache_hits", "cache_misses"),
+    *("staged_hits", "staged_misses"),
 )
 #: More than this a second is a lie; also more seconds than a worker's threads could work.
 _MOST_PER_SECOND = {"bytes": 1e12, "seconds": 1e3}

@@ -22,8 +22,8 @@ _LOGS_PER_MINUTE = 20
 class _Question:
     """A question to a worker, waiting for its answer."""
 
-    def __init__(self, job_id: str) -> None:
-        self.job_id = job_id
+    def __init__(self, job_id: str, number: str) -> None:
+        self.job_id, self.number = job_id, number
         self.done = threading.Event()
         self.answer: dict[str, Any] = {}
 
@@ -52,20 +52,35 @@ class Mail:
         self._questions: dict[str, _Question] = {}
         self._serial = 0
 
-    def ask(self, worker: Worker, message: Mapping[str, object], seconds: float) -> dict[str, Any]:
-        """A worker's answer to a question. Raises WorkerError when there is none."""
+    def begin(self, worker: Worker, message: Mapping[str, object]) -> _Question:
+        """Send a worker a question. Raises WorkerError."""
         with self._lock:
             self._serial += 1
-            number = f"q{self._serial}"
-            question = self._questions[number] = _Question(worker.job_id)
+            question = _Question(worker.job_id, f"q{self._serial}")
+            self._questions[question.number] = question
         try:
-            worker.send({**message, "id": number})
-            if not question.done.wait(seconds):
-                raise WorkerError(f"get an answer for job {worker.job_id} within {seconds:g} s")
+            worker.send({**message, "id": question.number})
+        except WorkerError:
+            self._forget(question)
+            raise
+        return question
+
+    def wait(self, worker: Worker, question: _Question, seconds: float) -> dict[str, Any]:
+        """Its answer. Raises WorkerError when there is none, soon where the worker has gone."""
+        until = self._clock() + seconds
+        try:
+            while not question.done.wait(min(1.0, max(0.0, until - self._clock()))):
+                if worker.pid and not worker.alive() and not question.done.is_set():
+                    raise WorkerError(f"get an answer for job {worker.job_id}: its worker has gone")
+                if self._clock() >= until:
+                    raise WorkerError(f"get an answer for job {worker.job_id} within {seconds:g} s")
             return question.answer
         finally:
-            with self._lock:
-                del self._questions[number]
+            self._forget(question)
+
+    def _forget(self, question: _Question) -> None:
+        with self._lock:
+            self._questions.pop(question.number, None)
 
     def receive(self, sender: Worker, slot: Slot, message: dict[str, object]) -> None:
         """A message of a worker, who is the job's user: bounded, checked, never believed far."""

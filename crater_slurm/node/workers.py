@@ -111,11 +111,27 @@ class Workers:
                 found.send({"op": "limits", "quota_bytes": quota_bytes})
 
     def ask(self, job_id: str, message: Mapping[str, object], seconds: float) -> dict[str, Any]:
-        """A job's worker's answer to a question. Raises WorkerError when there is none."""
-        worker_ = self._slot(job_id).worker
-        if worker_ is None:
-            raise WorkerError(f"ask the worker of job {job_id}: there is none")
-        return self._mail.ask(worker_, message, seconds)
+        """A job's worker's answer to a question; one that is not there is started, also for a job
+        that has ended. Raises WorkerError when there is none."""
+        record, slot = self._services.store.get(job_id), self._slot(job_id)
+        if record is None or not worker_spec.offered(self._services, record):
+            raise WorkerError(f"ask the worker of job {job_id}: it has no checkpoints on this node")
+        if not slot.lock.acquire(timeout=_PATIENCE_SECONDS):
+            raise WorkerError(f"reach the worker of job {job_id}: it is being started")
+        try:
+            found = self._ensure(slot, record)
+            record = self._services.store.get(job_id) or record
+            if record.phase == ENDED and not found.told_end:
+                found.told_end = True  # the question is asked before it can have gone
+                question = self._mail.begin(found, message)
+                found.send({"op": "ended"})
+            else:
+                question = self._mail.begin(found, message)
+        except DestinationError as error:
+            raise WorkerError(f"start a worker for job {job_id}: couldn't {error}") from error
+        finally:
+            slot.lock.release()
+        return self._mail.wait(found, question, seconds)
 
     def round(self) -> None:
         """Compare what is with what should be, for every job; each start has its own thread."""

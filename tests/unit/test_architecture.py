@@ -45,6 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("model", "config", "catalogue", "slurm", "probe", "store", "paths"),
         *("placement", "topology", "scheduler", "node", "lab", "sensor", "simulate"),
         "alldata",
+        "checkpoint",
     },
     "hooks": set(),
     "job": set(),

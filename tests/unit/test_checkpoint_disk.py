@@ -347,11 +347,10 @@ def test_the_rate_is_kept_over_time() -> None:
     bucket = TokenBucket(100 * MIB, clock)
     sent = 0
     while clock.now < 110.0:
-        delay = bucket.delay_s()
+        delay = bucket.ask(4 * MIB)
         if delay:
             clock.now += delay
             continue
-        bucket.take(4 * MIB)
         sent += 4 * MIB
     assert 1000 * MIB <= sent <= 1030 * MIB  # ten seconds of it, and a quarter's burst
 
@@ -361,8 +360,7 @@ def test_a_pause_saves_up_no_more_than_a_burst() -> None:
     bucket = TokenBucket(100 * MIB, clock)
     clock.now += 3600
     sent = 0
-    while not bucket.delay_s():
-        bucket.take(MIB)
+    while not bucket.ask(MIB):
         sent += MIB
     assert sent == 26 * MIB  # 25 MiB of tokens, and the one that makes the debt
 
@@ -370,13 +368,27 @@ def test_a_pause_saves_up_no_more_than_a_burst() -> None:
 def test_without_a_rate_nothing_waits_and_a_new_one_holds_at_once() -> None:
     clock = Clock()
     bucket = TokenBucket(0, clock)
-    bucket.take(1 << 40)
-    assert bucket.delay_s() == 0
+    assert bucket.ask(1 << 40) == 0
     bucket.set_rate(MIB)
-    bucket.take(2 * MIB)
-    assert bucket.delay_s() == pytest.approx(2.0)
+    assert bucket.ask(2 * MIB) == 0
+    assert bucket.ask(1) == pytest.approx(2.0)
     bucket.set_rate(0)
-    assert bucket.delay_s() == 0
+    assert bucket.ask(1) == 0
+
+
+def test_who_waits_for_the_rate_goes_on_when_it_is_lifted() -> None:
+    clock, slept = Clock(), []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        clock.now += seconds
+        if len(slept) == 3:
+            bucket.set_rate(0)
+
+    bucket = TokenBucket(MIB, clock, sleep)
+    bucket.take(100 * MIB)
+    bucket.take(1)
+    assert slept == [0.5, 0.5, 0.5]
 
 
 def test_the_drain_keeps_the_rate(tmp_path: Path) -> None:

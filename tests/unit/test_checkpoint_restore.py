@@ -118,7 +118,7 @@ def test_a_file_damaged_at_the_destination_never_gets_a_final_name(job: Spec, aw
     with pytest.raises(RemoteError, match="damaged between byte 33554432 and 41943040") as caught:
         restore.fetch(job, "step", 30, "7.0")
     assert caught.value.lasting
-    assert [p.name for p in Path(job.folder).iterdir()] == [".step-000000030.partial"]
+    assert [p.name for p in Path(job.folder).iterdir()] == [".restoring-step-000000030.7.0"]
 
 
 def test_what_an_earlier_try_fetched_is_not_fetched_again(
@@ -142,7 +142,7 @@ def test_what_an_earlier_try_fetched_is_not_fetched_again(
 def test_what_lies_in_the_partial_folder_of_something_else_does_not_come_along(
     job: Spec, away: Path
 ) -> None:
-    partial = Path(job.folder) / ".step-000000010.partial"
+    partial = Path(job.folder) / ".restoring-step-000000010.7.0"
     partial.mkdir()
     (partial / "rank-00009.safetensors").write_bytes(b"old")
     (partial / "rank-00001.safetensors").write_bytes(b"old and longer")
@@ -156,10 +156,51 @@ def test_what_lies_in_the_partial_folder_of_something_else_does_not_come_along(
     )
 
 
-def test_a_step_that_is_there_already_is_exchanged(job: Spec, away: Path) -> None:
-    make_step(Path(job.folder), 30, {0: 3}, run="7.1")
+def test_a_step_of_another_run_that_is_there_already_stays(job: Spec, away: Path) -> None:
+    mine, _ = make_step(Path(job.folder), 30, {0: 3}, run="7.1")
+    before = content(mine)
+    folder = restore.fetch(job, "step", 30, "7.0")
+    assert folder == f"{job.folder}/step-000000030.7.0"
+    assert content(folder) == content(away / "step-000000030")
+    assert content(mine) == before
+
+
+def test_what_a_save_of_the_same_step_is_writing_is_left_alone(job: Spec, away: Path) -> None:
+    saving = Path(job.folder) / ".step-000000030.partial"
+    saving.mkdir()
+    (saving / ".rank-00000.safetensors.1-1.writing").write_bytes(b"half")
     folder = restore.fetch(job, "step", 30, "7.0")
     assert content(folder) == content(away / "step-000000030")
+    assert [p.name for p in saving.iterdir()] == [".rank-00000.safetensors.1-1.writing"]
+
+
+def test_ranks_that_come_later_join_those_that_are_there(job: Spec, away: Path) -> None:
+    first = restore.fetch(job, "step", 10, "7.0", [0])
+    store = Counting(away)
+    second = restore.fetch(job, "step", 10, "7.0", [0, 2], store=store)
+    assert first == second
+    assert {key for key, _, _ in store.ranges} == {"step-000000010/rank-00002.safetensors"}
+    parts = layout.read_parts(second)
+    assert {rank for part in parts for rank in part.ranks} == {0, 2}
+    again = Counting(away)
+    assert restore.fetch(job, "step", 10, "7.0", [2], store=again) == second
+    assert again.ranges == []
+
+
+def test_what_joins_a_part_that_is_still_to_flush_does_not_make_it_flushed(
+    job: Spec, away: Path
+) -> None:
+    make_step(Path(job.folder), 10, {0: 17 * MIB, 1: 3}, world=4, node="n9")
+    folder = restore.fetch(job, "step", 10, "7.0", [2, 3])
+    assert len(content(folder)) == 4
+    one = Flusher(job, lambda step: None, lambda level, text: None)
+    one.scan()
+    assert [(s["bytes"], s["state"]) for s in one.state()] == [(17 * MIB + 3, "pending")]
+
+
+def test_a_restore_that_is_done_takes_what_others_left_with_it(job: Spec, away: Path) -> None:
+    (Path(job.folder) / ".restoring-step-000000001.7.0").mkdir()
+    restore.fetch(job, "step", 30, "7.0")
     assert [p.name for p in Path(job.folder).iterdir()] == ["step-000000030"]
 
 

@@ -112,7 +112,10 @@ def test_the_file_is_one_of_safetensors_under_the_state_s_paths(tmp_path: Path) 
     )
     assert SKELETON in loaded
     header = path.read_bytes()[8 : 8 + struct.unpack("<Q", path.read_bytes()[:8])[0]]
-    assert b'"__metadata__":{"crater": "1", "step": "1", "rank": "0", "world_size": "1"}' in header
+    assert (
+        b'"__metadata__":{"crater": "1", "step": "1", "rank": "0", "world_size": "1", "format": "pt"}'
+        in header
+    )
 
 
 def test_optimizer_and_model_go_on_from_what_was_loaded(tmp_path: Path) -> None:

@@ -257,7 +257,7 @@ def test_a_question_is_answered_by_the_job_s_worker(node: Node) -> None:
     answer(trainer)
     tell(trainer, "save", step=5)
     assert node.workers.ask("7", {"op": "status"}, 5)["steps"] == ["5"]
-    with pytest.raises(WorkerError, match="there is none"):
+    with pytest.raises(WorkerError, match="no checkpoints on this node"):
         node.workers.ask("8", {"op": "status"}, 5)
 
 

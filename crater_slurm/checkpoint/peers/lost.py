@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from crater_slurm.checkpoint.flush import Flusher
-from crater_slurm.checkpoint.onward import SharedRate
+from crater_slurm.checkpoint.rate import TokenBucket
 from crater_slurm.checkpoint.spec import Spec
 from crater_slurm.checkpoint.threads import Log
 from crater_slurm.job.layout import Manifest
@@ -18,8 +18,9 @@ from crater_slurm.job.layout import Manifest
 class LostNode:
     """``spec``: the job's, with the lost node's name and the folder of its copies here."""
 
-    def __init__(self, spec: Spec, changed: Callable[[], None], log: Log) -> None:
-        rate = SharedRate(spec.rate_bytes_s)
+    def __init__(
+        self, spec: Spec, changed: Callable[[], None], log: Log, rate: TokenBucket | None = None
+    ) -> None:
         self._flusher = Flusher(spec, lambda _: changed(), log, limiter=rate)
         self._started = False
 

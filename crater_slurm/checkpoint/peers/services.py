@@ -130,7 +130,9 @@ class WithCopies:
         return self._inner.error(name, step, run)
 
     def counters(self) -> dict[str, float]:
-        return {**self._inner.counters(), **self._counters}
+        inner = self._inner.counters()
+        both = inner.keys() | self._counters.keys()
+        return {name: inner.get(name, 0) + self._counters.get(name, 0) for name in both}
 
     def removable(self, steps: Sequence[LocalStep], over_bytes: int) -> list[LocalStep]:
         """What the rules let go; where that is too little for a save, copies go as well."""
@@ -153,13 +155,18 @@ class WithCopies:
 
     def fetch(self, name: str, step: int, run: str, ranks: list[int] | None) -> tuple[str, str]:
         if self._copies and not self._copies.alone:
+            began = self._clock()
             try:
                 brought = self._copies.fetch(name, step, ranks, run)
             except Exception as error:  # the destination may have it all the same
                 self._log("warning", f"peers: couldn't bring {name} {step} from nodes: {error}")
             else:
                 if brought is not None:
-                    self._counters["peer_fetched_bytes"] += brought.fetched_bytes
+                    if brought.fetched_bytes:
+                        self._counters["peer_fetched_bytes"] += brought.fetched_bytes
+                        self._counters["restored"] += 1
+                        self._counters["restored_bytes"] += brought.fetched_bytes
+                        self._counters["restore_seconds"] += self._clock() - began
                     return brought.folder, "peer" if brought.fetched_bytes else "cache"
         return self._inner.fetch(name, step, run, ranks)
 
@@ -167,6 +174,9 @@ class WithCopies:
         return self._inner.stage(path)
 
     def command(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Also ``copies``: (step, run, time) of what the job's nodes hold together."""
+        if message.get("op") == "copies" and self._copies and not self._copies.alone:
+            return {"copies": self._copies.available(str(message.get("name")))}
         return self._inner.command(message)
 
     def _is_flushed(self, name: str, step: int, run: str) -> bool:

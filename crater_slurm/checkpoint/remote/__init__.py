@@ -55,7 +55,7 @@ def preload(url: str) -> None:
         from crater_slurm.checkpoint.remote import path  # noqa: F401
 
 
-def _s3(remote: Remote, place: destination.Destination, home: str) -> Store:
+def _s3(remote: Remote, place: destination.Place, home: str) -> Store:
     from crater_slurm.checkpoint.remote import s3, s3_client
 
     _check(remote, s3.OPTIONS)
@@ -85,7 +85,7 @@ def _check(remote: Remote, known: dict[str, str]) -> None:
             )
 
 
-def _check_root(remote: Remote, place: destination.Destination) -> None:
+def _check_root(remote: Remote, place: destination.Place) -> None:
     """The site's credentials reach the user's own part of the store and nothing else."""
     root = remote.options.get(ROOT)
     if root is not None and not destination.within(destination.parse(str(root)), place):

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from crater_slurm.checkpoint import checksum
-from crater_slurm.checkpoint.destination import Destination
+from crater_slurm.checkpoint.destination import Place
 from crater_slurm.checkpoint.remote.credentials import scrub
 from crater_slurm.checkpoint.remote.retry import Patience
 from crater_slurm.checkpoint.remote.store import (
@@ -52,7 +52,7 @@ _KEYS = {
 }
 
 
-def connect(place: Destination, remote: Remote, home: str) -> ObjectStore:
+def connect(place: Place, remote: Remote, home: str) -> ObjectStore:
     """The store of a destination. Raises RemoteError for missing libraries or credentials."""
     try:
         from obstore.store import AzureStore, GCSStore
@@ -83,7 +83,7 @@ def connect(place: Destination, remote: Remote, home: str) -> ObjectStore:
     return ObjectStore(store, place.url, remote.options, tuple(given.values()))
 
 
-def _credentials(place: Destination, remote: Remote, home: str) -> dict[str, str]:
+def _credentials(place: Place, remote: Remote, home: str) -> dict[str, str]:
     given = dict(remote.credentials)
     if remote.profile and place.kind == "gs":
         # The library would look for the same file by itself; here the user chose it.

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from crater_slurm.checkpoint import checksum, sums
-from crater_slurm.checkpoint.destination import Destination
+from crater_slurm.checkpoint.destination import Place
 from crater_slurm.checkpoint.remote.retry import Patience
 from crater_slurm.checkpoint.remote.s3_client import Body, Client
 from crater_slurm.checkpoint.remote.s3_upload import MOST_PARTS, Upload, decoded, encoded
@@ -49,7 +49,7 @@ class S3Store:
 
     def __init__(
         self,
-        place: Destination,
+        place: Place,
         client: Client,
         options: dict[str, Any] | None = None,
         patience: Patience | None = None,
