@@ -1,0 +1,233 @@
+"""Tasks in the database. A change of state and its callbacks are one transaction.
+
+Two schedulers may see the same news of a task at once: a change names the state and sequence that
+it was worked out from, and only the first counts. Nobody is told anything twice or out of order.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Engine, Row, delete, insert, or_, select, update
+from sqlalchemy.exc import IntegrityError
+
+from crater_slurm.errors import StoreError
+from crater_slurm.store import engine as engines
+from crater_slurm.store.task_records import NewCallback, NewTask, StoredTask
+from crater_slurm.store.task_tables import CallbackRow, TaskRow
+
+_SAME = (
+    *("number", "client", "task_id", "body_hash", "token", "source", "state", "settled"),
+    *("sequence", "job_id", "plan_id", "restarts", "exit_code", "reason"),
+)
+_TIMES = ("created", "changed", "attempt", "submitted", "started", "ended", "look")
+_COLUMNS = (
+    *(getattr(TaskRow, name) for name in _SAME),
+    *(getattr(TaskRow, f"{name}_us") for name in _TIMES),
+    *(TaskRow.user_name, TaskRow.resources),
+)
+_DAY_US = 86_400 * 10**6
+
+
+class Tasks:
+    """The part of the store that is about a platform's tasks. Every method is one transaction."""
+
+    _engine: Engine
+
+    def add_task(self, new: NewTask) -> tuple[StoredTask, bool]:
+        """Keeps a task; the one that is there, and False, when its client sent that id before."""
+        row = {
+            "client": new.client,
+            "task_id": new.task_id,
+            "body_hash": new.body_hash,
+            "body": new.body,
+            "user_name": new.user,
+            "token": new.token,
+            "source": new.source,
+            "state": new.state,
+            "created_us": _us(new.time),
+            "changed_us": _us(new.time),
+            "look_us": _us(new.look),
+        }
+        row |= {"settled": False, "sequence": 0, "restarts": 0, "reason": "", "resources": "{}"}
+        if (known := self.task(new.client, new.task_id)) is not None:
+            return known, False
+        try:
+            with engines.writing(self._engine) as connection:
+                connection.execute(insert(TaskRow).values(**row))
+        except StoreError as error:
+            if not isinstance(error.__cause__, IntegrityError):
+                raise
+        found = self.task(new.client, new.task_id)
+        if found is None:
+            raise StoreError(f"the task {new.task_id} was not kept; send it again")
+        return found, found.token == new.token
+
+    def task(self, client: str, task_id: str) -> StoredTask | None:
+        """The task of that id of a client."""
+        return self._one_task(TaskRow.client == client, TaskRow.task_id == task_id)
+
+    def task_of_number(self, number: int) -> StoredTask | None:
+        """The task of the store's own number."""
+        return self._one_task(TaskRow.number == number)
+
+    def task_of_token(self, token: str) -> StoredTask | None:
+        """The task whose job carries this token."""
+        return self._one_task(TaskRow.token == token)
+
+    def task_of_job(self, job_id: int) -> StoredTask | None:
+        """The newest task that became this job; Slurm's ids begin again some day."""
+        return self._one_task(TaskRow.job_id == job_id)
+
+    def _one_task(self, *where: Any) -> StoredTask | None:
+        query = select(*_COLUMNS).where(*where).order_by(TaskRow.number.desc()).limit(1)
+        with engines.reading(self._engine) as connection:
+            row = connection.execute(query).first()
+        return None if row is None else _task(row)
+
+    def task_body(self, number: int) -> str:
+        """The JSON text of a task as it came."""
+        query = select(TaskRow.body).where(TaskRow.number == number)
+        with engines.reading(self._engine) as connection:
+            return connection.scalar(query) or "{}"
+
+    def tasks(
+        self,
+        *,
+        client: str | None = None,
+        user: str | None = None,
+        state: str | None = None,
+        before: int | None = None,
+        limit: int = 100,
+    ) -> list[StoredTask]:
+        """The newest tasks first, of a client, user or state if given, below a number if given."""
+        query = select(*_COLUMNS).order_by(TaskRow.number.desc()).limit(limit)
+        for column, value in (
+            (TaskRow.client, client),
+            (TaskRow.user_name, user),
+            (TaskRow.state, state),
+        ):
+            if value is not None:
+                query = query.where(column == value)
+        if before is not None:
+            query = query.where(TaskRow.number < before)
+        with engines.reading(self._engine) as connection:
+            return [_task(row) for row in connection.execute(query)]
+
+    def due_tasks(self, now: float, limit: int) -> list[StoredTask]:
+        """Tasks that are to be looked after by now, those that wait longest first."""
+        query = (
+            select(*_COLUMNS)
+            .where(TaskRow.settled.is_(False), TaskRow.look_us <= _us(now))
+            .order_by(TaskRow.look_us, TaskRow.number)
+            .limit(limit)
+        )
+        with engines.reading(self._engine) as connection:
+            return [_task(row) for row in connection.execute(query)]
+
+    def begin_attempt(self, task: StoredTask, now: float) -> bool:
+        """Whether it is ours to have the job submitted; False when another got there first."""
+        last = _us(task.attempt)
+        same = TaskRow.attempt_us.is_(None) if last is None else TaskRow.attempt_us == last
+        query = update(TaskRow).where(
+            TaskRow.number == task.number, TaskRow.state == task.state, TaskRow.job_id.is_(None)
+        )
+        with engines.writing(self._engine) as connection:
+            return connection.execute(query.where(same).values(attempt_us=_us(now))).rowcount > 0
+
+    def look_again(self, number: int, at: float, *, sooner: bool = False) -> None:
+        """Sets when a task is looked after next; ``sooner`` only moves it forward."""
+        query = update(TaskRow).where(TaskRow.number == number, TaskRow.settled.is_(False))
+        if sooner:
+            query = query.where(or_(TaskRow.look_us.is_(None), TaskRow.look_us > _us(at)))
+        with engines.writing(self._engine) as connection:
+            connection.execute(query.values(look_us=_us(at)))
+
+    def change_task(
+        self, task: StoredTask, changes: Mapping[str, Any], callbacks: Sequence[NewCallback] = ()
+    ) -> bool:
+        """Changes a task and writes what is to be told of it, or False: it is another by now.
+
+        ``changes`` are fields of StoredTask; times are seconds.
+        """
+        values = {name: _value(name, value) for name, value in changes.items()}
+        values = {_COLUMN_OF.get(name, name): value for name, value in values.items()}
+        values["sequence"] = callbacks[-1].sequence if callbacks else task.sequence
+        query = update(TaskRow).where(
+            TaskRow.number == task.number,
+            TaskRow.state == task.state,
+            TaskRow.sequence == task.sequence,
+            TaskRow.restarts == task.restarts,
+        )
+        if not callbacks:
+            # Two that change the same without a callback must not undo one another either.
+            query = query.where(TaskRow.changed_us == _us(task.changed))
+        with engines.writing(self._engine) as connection:
+            if not connection.execute(query.values(**values)).rowcount:
+                return False
+            if callbacks:
+                connection.execute(
+                    insert(CallbackRow), [_callback_row(task.number, one) for one in callbacks]
+                )
+        return True
+
+    def forget_task(self, task: StoredTask) -> bool:
+        """Removes a task that never became a job and of which nothing was told."""
+        query = delete(TaskRow).where(
+            TaskRow.number == task.number, TaskRow.sequence == 0, TaskRow.job_id.is_(None)
+        )
+        with engines.writing(self._engine) as connection:
+            return connection.execute(query).rowcount > 0
+
+    def prune_tasks(self, days: int, now: float) -> int:
+        """Removes settled tasks that have not changed for so long, with their callbacks."""
+        waiting = select(CallbackRow.task).where(CallbackRow.delivery == "waiting")
+        query = delete(TaskRow).where(
+            TaskRow.settled.is_(True),
+            TaskRow.changed_us < (_us(now) or 0) - days * _DAY_US,
+            TaskRow.number.not_in(waiting),
+        )
+        with engines.writing(self._engine) as connection:
+            return connection.execute(query).rowcount
+
+
+_COLUMN_OF = {name: f"{name}_us" for name in _TIMES} | {"user": "user_name"}
+
+
+def _us(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds * 1e6)
+
+
+def _value(name: str, value: Any) -> Any:
+    if name in _TIMES:
+        return _us(value)
+    return json.dumps(value) if name == "resources" else value
+
+
+def _task(row: Row[Any]) -> StoredTask:
+    fields: dict[str, Any] = {name: getattr(row, name) for name in _SAME}
+    for name in _TIMES:
+        us = getattr(row, f"{name}_us")
+        fields[name] = None if us is None else us / 1e6
+    return StoredTask(**fields, user=row.user_name, resources=json.loads(row.resources))
+
+
+def _callback_row(task: int, one: NewCallback) -> dict[str, Any]:
+    return {
+        "event_id": one.event_id,
+        "task": task,
+        "sequence": one.sequence,
+        "status": one.status,
+        "time_us": _us(one.time),
+        "payload": one.payload,
+        "delivery": one.delivery,
+        "attempts": 0,
+        "next_try_us": _us(one.time),
+        "claimed_by": None,
+        "claimed_until_us": 0,
+        "http_status": None,
+        "error": "",
+        "done_us": None,
+    }
