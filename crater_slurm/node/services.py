@@ -93,6 +93,9 @@ class Services:
         if self.spool is not None:
             grant = dict(record.grant)
             grant |= {"folders": record.folders, "cache_problem": record.cache_problem}
+            grant |= {"gpus": record.gpus, "restarts": record.restarts}
+            if record.exit_code:
+                grant["exit_code"] = record.exit_code
             if record.plan_problem:
                 grant["plan_problem"] = record.plan_problem
             plan_id = str((record.plan or {}).get("id", ""))

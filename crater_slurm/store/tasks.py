@@ -150,7 +150,7 @@ class Tasks:
     ) -> bool:
         """Changes a task and writes what is to be told of it, or False: it is another by now.
 
-        ``changes`` are fields of StoredTask; times are seconds.
+        ``changes`` are fields of StoredTask, ``changed`` among them; times are seconds.
         """
         values = {name: _value(name, value) for name, value in changes.items()}
         values = {_COLUMN_OF.get(name, name): value for name, value in values.items()}
@@ -159,11 +159,9 @@ class Tasks:
             TaskRow.number == task.number,
             TaskRow.state == task.state,
             TaskRow.sequence == task.sequence,
-            TaskRow.restarts == task.restarts,
+            # Two changes without a callback must not undo one another either.
+            TaskRow.changed_us == _us(task.changed),
         )
-        if not callbacks:
-            # Two that change the same without a callback must not undo one another either.
-            query = query.where(TaskRow.changed_us == _us(task.changed))
         with engines.writing(self._engine) as connection:
             if not connection.execute(query.values(**values)).rowcount:
                 return False
