@@ -33,6 +33,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "List what jobs were seen to need.",
     ),
     "render": ("crater_slurm.cli.render:render", "Write or check Slurm's configuration files."),
+    "schema": ("crater_slurm.cli.schema:schema", "Print the JSON Schema of what crater reads."),
     "simulate": ("crater_slurm.cli.simulate:simulate", "Replay a trace under placement policies."),
     "topo": ("crater_slurm.cli.topo:topo", "Draw a node: NUMA, PCI tree, GPUs, NICs, NVMe."),
 }

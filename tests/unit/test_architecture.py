@@ -39,9 +39,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sensor": {"model", "config", "slurm", "probe", "store"},
     "lab": {"model", "config", "slurm", "probe", "store", "paths"},
     "simulate": {"model", "placement"},
+    "alldata": {"model", "config", "catalogue", "slurm", "placement", "paths"},
     "cli": {
         *("model", "config", "catalogue", "slurm", "probe", "store", "paths"),
         *("placement", "topology", "scheduler", "node", "lab", "sensor", "simulate"),
+        "alldata",
     },
     "hooks": set(),
     "job": set(),
