@@ -135,7 +135,10 @@ class Tasks:
             TaskRow.number == task.number, TaskRow.state == task.state, TaskRow.job_id.is_(None)
         )
         with engines.writing(self._engine) as connection:
-            return connection.execute(query.where(same).values(attempt_us=_us(now))).rowcount > 0
+            done = connection.execute(
+                query.where(same).values(attempt_us=_us(now), changed_us=_us(now))
+            )
+            return done.rowcount > 0
 
     def look_again(self, number: int, at: float, *, sooner: bool = False) -> None:
         """Sets when a task is looked after next; ``sooner`` only moves it forward."""

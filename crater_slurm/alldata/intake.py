@@ -1,0 +1,310 @@
+"""Takes tasks in and has them submitted, each at most once whatever dies in between.
+
+The task is written first, with a token that its job will carry; then Slurm is asked; then the job's
+id is written. After a crash the token is looked for in Slurm, for as long as an answer may still be
+under way, before anything is sent again.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+from crater_slurm.alldata import payload
+from crater_slurm.alldata.run_as import Account, account
+from crater_slurm.alldata.states import State
+from crater_slurm.alldata.task import Task, fingerprint, parse
+from crater_slurm.config.alldata import AllData
+from crater_slurm.errors import CraterError, SlurmError, StoreError, UsageError
+from crater_slurm.store.repository import Store
+from crater_slurm.store.task_records import NewTask, StoredTask
+
+_log = logging.getLogger("crater.alldata.intake")
+#: Slurm was away, and nothing was sent: it is tried again so soon.
+_AGAIN_SECONDS = 5.0
+#: A task that has no job after so long is looked for: whoever took it in may be dead.
+_LOOK_SECONDS = 10.0
+_WORKERS = 4
+
+
+class ConflictError(CraterError):
+    """A client sent another task under an id that it has used; exit code 1."""
+
+
+class RefusedError(UsageError):
+    """Slurm, or crater's filter, refused the job in the words of the message; exit code 2."""
+
+
+class AwayError(SlurmError):
+    """Slurm could not be asked, and surely has no job of it; exit code 4."""
+
+
+class DoubtError(SlurmError):
+    """Whether Slurm has taken the job is not known; exit code 4."""
+
+
+class Submitter(Protocol):
+    """Brings a task into Slurm, and finds its jobs there by the token."""
+
+    def submit(self, task: Task, user: Account, token: str) -> int:
+        """The job's id. Raises RefusedError, AwayError, DoubtError."""
+
+    def find(self, user: str, token: str) -> list[int]:
+        """Jobs that carry the token, the oldest first. Raises SlurmError."""
+
+    def cancel(self, user: str, job_id: int) -> None:
+        """End a job of the user's. Raises SlurmError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A task that was taken in; ``fresh`` is False when it was sent before."""
+
+    task: StoredTask
+    fresh: bool
+
+
+class Intake:
+    """Safe to share between threads. ``changed`` is called when tasks are to be looked after."""
+
+    def __init__(
+        self,
+        settings: AllData,
+        store: Callable[[], Store],
+        submitter: Submitter,
+        *,
+        written: Callable[[], None],
+        clock: Callable[[], float] = time.time,
+        find_account: Callable[[str, int], Account] = account,
+    ) -> None:
+        self._settings = settings
+        self._open_store = store
+        self._submitter = submitter
+        self._written = written
+        self._clock = clock
+        self._account = find_account
+        self._delivery = "waiting" if settings.callback.url else "off"
+        self._lock = threading.Lock()
+        self._in_hand: set[int] = set()
+        self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="submit")
+
+    def stop(self) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def user_of(self, client: str, own: str | None = None) -> Account:
+        """Whom a client's tasks run as; ``own`` is what its token says. Raises UserError."""
+        from crater_slurm.alldata.run_as import UserError
+
+        name = own or self._settings.submit_as.get(client)
+        if not name:
+            raise UserError(
+                f"the client {client} has no cluster user: name one in alldata.submit_as, or make "
+                "its token with --user"
+            )
+        return self._account(name, self._settings.least_uid)
+
+    def take(self, client: str, body: bytes | str, *, user: str | None, source: str) -> Taken:
+        """Take a task in, and submit it if it is new.
+
+        Raises TaskError, UserError, ConflictError, RefusedError, ConfigError, StoreError. When
+        Slurm is away the task is kept without a job, and submitted when Slurm is back.
+        """
+        task = parse(body)
+        whom = self.user_of(client, user)
+        now = self._clock()
+        text = body if isinstance(body, str) else body.decode()
+        new = NewTask(
+            client=client,
+            task_id=task.task_id,
+            body_hash=fingerprint(task),
+            body=text,
+            user=whom.name,
+            token=secrets.token_hex(12),
+            source=source,
+            state=State.SUBMITTING.value,
+            time=now,
+            look=now + _LOOK_SECONDS,
+        )
+        stored, fresh = self._open_store().add_task(new)
+        if not fresh:
+            return Taken(self._same(stored, new), False)
+        return Taken(self.attempt(stored, task, whom), True)
+
+    def _same(self, stored: StoredTask, new: NewTask) -> StoredTask:
+        """What the client got for this task before."""
+        if stored.body_hash != new.body_hash:
+            raise ConflictError(
+                f"the task {stored.task_id} was sent before with another content; one id is one "
+                "task, so send the new one under a new id"
+            )
+        if stored.state == State.REJECTED:
+            raise RefusedError(stored.reason)
+        return stored
+
+    def attempt(self, stored: StoredTask, task: Task, user: Account) -> StoredTask:
+        """Ask Slurm once; the task as it is afterwards. Raises RefusedError, StoreError."""
+        store = self._open_store()
+        now = self._clock()
+        if not store.begin_attempt(stored, now):
+            return self._again(stored)  # another scheduler has it in hand
+        stored = self._again(stored)
+        try:
+            job_id = self._submitter.submit(task, user, stored.token)
+        except RefusedError as error:
+            self._reject(stored, str(error))
+            raise
+        except AwayError as error:
+            change = {"attempt": None, "look": self._clock() + _AGAIN_SECONDS}
+            return self._noted(stored, change, error)
+        except DoubtError as error:
+            return self._noted(stored, {"look": self._clock() + 1.0}, error)
+        return self.commit(stored, job_id)
+
+    def _noted(
+        self, stored: StoredTask, change: dict[str, object], error: SlurmError
+    ) -> StoredTask:
+        _log.warning("task %s is kept and not submitted yet: %s", stored.task_id, error)
+        change |= {"reason": payload.plain(str(error)), "changed": self._clock()}
+        self._open_store().change_task(stored, change)
+        return self._again(stored)
+
+    def commit(self, stored: StoredTask, job_id: int) -> StoredTask:
+        """Write down which job a task became."""
+        now = self._clock()
+        change = {
+            "job_id": job_id,
+            "state": State.SUBMITTED.value,
+            "submitted": now,
+            "reason": "",
+            "changed": now,
+            "look": now + self._settings.look_seconds,
+        }
+        if not self._open_store().change_task(stored, change):
+            _log.info("task %s: another scheduler noted its job", stored.task_id)
+        return self._again(stored)
+
+    def _again(self, stored: StoredTask) -> StoredTask:
+        found = self._open_store().task_of_number(stored.number)
+        if found is None:
+            raise StoreError(f"the task {stored.task_id} has gone from the store")
+        return found
+
+    def _reject(self, stored: StoredTask, reason: str) -> None:
+        now = self._clock()
+        told = payload.callback(
+            stored,
+            State.REJECTED,
+            sequence=stored.sequence + 1,
+            happened=now,
+            now=now,
+            delivery=self._delivery,
+            reason=reason,
+        )
+        change = {
+            "state": State.REJECTED.value,
+            "settled": True,
+            "changed": now,
+            "ended": now,
+            "look": None,
+            "reason": payload.plain(reason),
+        }
+        self._open_store().change_task(stored, change, [told])
+        self._written()
+
+    # After a crash, or when Slurm was away
+
+    def recover(self, stored: StoredTask) -> None:
+        """Look after a task without a job, in a thread of its own."""
+        with self._lock:
+            if stored.number in self._in_hand:
+                return
+            self._in_hand.add(stored.number)
+        self._pool.submit(self._recover_in_thread, stored)
+
+    def _recover_in_thread(self, stored: StoredTask) -> None:
+        try:
+            self.recover_now(stored)
+        except CraterError as error:
+            _log.warning("task %s: %s", stored.task_id, error)
+        except Exception:
+            _log.exception("task %s can't be submitted", stored.task_id)
+        finally:
+            with self._lock:
+                self._in_hand.discard(stored.number)
+
+    def recover_now(self, stored: StoredTask) -> None:
+        """Find the task's job in Slurm, or submit it when it is sure that there is none."""
+        now = self._clock()
+        store = self._open_store()
+        if stored.attempt is not None:
+            # Not in another second: asking is work, and so is what is found.
+            store.look_again(stored.number, now + _AGAIN_SECONDS)
+            found = self._submitter.find(stored.user, stored.token)
+            if found:
+                self.commit(stored, found[0])
+                self._end_doubles(stored, found[1:])
+                return
+            if now - stored.attempt < self._settings.submit_grace_seconds:
+                return
+        try:
+            task = parse(store.task_body(stored.number))
+            user = self._account(stored.user, self._settings.least_uid)
+            after = self.attempt(stored, task, user)
+        except RefusedError:
+            return
+        except UsageError as error:  # what this version of crater no longer takes
+            self._reject(stored, str(error))
+            return
+        if stored.attempt is not None and after.job_id is not None:
+            found = self._submitter.find(after.user, after.token)
+            self._end_doubles(after, [job for job in found if job != after.job_id])
+
+    def _end_doubles(self, stored: StoredTask, jobs: list[int]) -> None:
+        """A submission that was given up for lost went through late: it must not run twice."""
+        for job in jobs:
+            _log.error("task %s has a second job, %d, which is cancelled", stored.task_id, job)
+            self._submitter.cancel(stored.user, job)
+
+    # At a client's wish
+
+    def cancel(self, stored: StoredTask) -> StoredTask:
+        """Have a task's job ended. Raises ConflictError while it is being submitted, SlurmError."""
+        if stored.settled:
+            return stored
+        if stored.job_id is None:
+            if stored.attempt is not None or not self._cancel_unsubmitted(stored):
+                raise ConflictError(
+                    f"the task {stored.task_id} is being submitted; cancel it in a moment"
+                )
+            return self._again(stored)
+        self._submitter.cancel(stored.user, stored.job_id)
+        self._open_store().look_again(stored.number, self._clock() + 0.5, sooner=True)
+        return self._again(stored)
+
+    def _cancel_unsubmitted(self, stored: StoredTask) -> bool:
+        now = self._clock()
+        told = payload.callback(
+            stored,
+            State.CANCELLED,
+            sequence=stored.sequence + 1,
+            happened=now,
+            now=now,
+            delivery=self._delivery,
+            reason="cancelled before Slurm had it",
+        )
+        change = {
+            "state": State.CANCELLED.value,
+            "settled": True,
+            "changed": now,
+            "ended": now,
+            "look": None,
+        }
+        done = self._open_store().change_task(stored, change, [told])
+        self._written()
+        return done
