@@ -49,14 +49,28 @@ class DoubtError(SlurmError):
     """Whether Slurm has taken the job is not known; exit code 4."""
 
 
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """A job that Slurm took, and the decision of crater's filter for it, where it told one."""
+
+    job_id: int
+    plan_id: str | None = None
+
+
 class Submitter(Protocol):
     """Brings a task into Slurm, and finds its jobs there by the token."""
 
-    def submit(self, task: Task, user: Account, token: str) -> int:
-        """The job's id. Raises RefusedError, AwayError, DoubtError."""
+    def submit(self, task: Task, user: Account, token: str) -> Submitted:
+        """The job. Raises RefusedError, AwayError, DoubtError, ConfigError."""
 
     def find(self, user: str, token: str) -> list[int]:
         """Jobs that carry the token, the oldest first. Raises SlurmError."""
+
+    def find_recorded(self, user: str, task: Task, since: float) -> list[int] | None:
+        """Jobs of the task in Slurm's records; None where none are kept. Raises SlurmError."""
+
+    def memory_seconds(self) -> float:
+        """How long Slurm surely remembers a job without its records. Raises SlurmError."""
 
     def cancel(self, user: str, job_id: int) -> None:
         """End a job of the user's. Raises SlurmError."""
@@ -155,7 +169,7 @@ class Intake:
             return self._again(stored)  # another scheduler has it in hand
         stored = self._again(stored)
         try:
-            job_id = self._submitter.submit(task, user, stored.token)
+            done = self._submitter.submit(task, user, stored.token)
         except RefusedError as error:
             self._reject(stored, str(error))
             raise
@@ -164,21 +178,22 @@ class Intake:
             return self._noted(stored, change, error)
         except DoubtError as error:
             return self._noted(stored, {"look": self._clock() + 1.0}, error)
-        return self.commit(stored, job_id)
+        return self.commit(stored, done)
 
     def _noted(
-        self, stored: StoredTask, change: dict[str, object], error: SlurmError
+        self, stored: StoredTask, change: Mapping[str, float | None], error: SlurmError
     ) -> StoredTask:
         _log.warning("task %s is kept and not submitted yet: %s", stored.task_id, error)
-        change |= {"reason": payload.plain(str(error)), "changed": self._clock()}
-        self._open_store().change_task(stored, change)
+        about = {"reason": payload.plain(str(error)), "changed": self._clock()}
+        self._open_store().change_task(stored, {**change, **about})
         return self._again(stored)
 
-    def commit(self, stored: StoredTask, job_id: int) -> StoredTask:
+    def commit(self, stored: StoredTask, done: Submitted) -> StoredTask:
         """Write down which job a task became."""
         now = self._clock()
         change = {
-            "job_id": job_id,
+            "job_id": done.job_id,
+            "plan_id": done.plan_id,
             "state": State.SUBMITTED.value,
             "submitted": now,
             "reason": "",
@@ -196,10 +211,14 @@ class Intake:
         return found
 
     def _reject(self, stored: StoredTask, reason: str) -> None:
+        self._settle(stored, State.REJECTED, reason)
+
+    def _settle(self, stored: StoredTask, state: State, reason: str) -> bool:
+        """End a task that has no job, and tell it; False when it is another by now."""
         now = self._clock()
         told = payload.callback(
             stored,
-            State.REJECTED,
+            state,
             sequence=stored.sequence + 1,
             happened=now,
             now=now,
@@ -207,15 +226,16 @@ class Intake:
             reason=reason,
         )
         change = {
-            "state": State.REJECTED.value,
+            "state": state.value,
             "settled": True,
             "changed": now,
             "ended": now,
             "look": None,
             "reason": payload.plain(reason),
         }
-        self._open_store().change_task(stored, change, [told])
+        done = self._open_store().change_task(stored, change, [told])
         self._written()
+        return done
 
     # After a crash, or when Slurm was away
 
@@ -240,30 +260,50 @@ class Intake:
 
     def recover_now(self, stored: StoredTask) -> None:
         """Find the task's job in Slurm, or submit it when it is sure that there is none."""
-        now = self._clock()
         store = self._open_store()
-        if stored.attempt is not None:
-            # Not in another second: asking is work, and so is what is found.
-            store.look_again(stored.number, now + _AGAIN_SECONDS)
-            found = self._submitter.find(stored.user, stored.token)
-            if found:
-                self.commit(stored, found[0])
-                self._end_doubles(stored, found[1:])
-                return
-            if now - stored.attempt < self._settings.submit_grace_seconds:
-                return
         try:
             task = parse(store.task_body(stored.number))
+            if stored.attempt is not None and not self._surely_lost(stored, task, stored.attempt):
+                return
             user = self._account(stored.user, self._settings.least_uid)
             after = self.attempt(stored, task, user)
         except RefusedError:
-            return
+            return  # which is written and told
         except UsageError as error:  # what this version of crater no longer takes
             self._reject(stored, str(error))
             return
         if stored.attempt is not None and after.job_id is not None:
             found = self._submitter.find(after.user, after.token)
             self._end_doubles(after, [job for job in found if job != after.job_id])
+
+    def _surely_lost(self, stored: StoredTask, task: Task, attempt: float) -> bool:
+        """Whether Slurm surely has no job of an attempt; if it has one, that is written down."""
+        now = self._clock()
+        # Not in another second: asking is work, and so is what is found.
+        self._open_store().look_again(stored.number, now + _AGAIN_SECONDS)
+        found = self._submitter.find(stored.user, stored.token)
+        if not found and now - attempt >= self._settings.submit_grace_seconds:
+            since = attempt - 60
+            recorded = self._submitter.find_recorded(stored.user, task, since)
+            if recorded is None and now - attempt >= self._submitter.memory_seconds():
+                self._give_up(stored)
+                return False
+            found = recorded or []
+            if not found:
+                return True
+        if found:
+            self.commit(stored, Submitted(found[0]))
+            self._end_doubles(stored, found[1:])
+        return False
+
+    def _give_up(self, stored: StoredTask) -> None:
+        """A job may have run and been forgotten meanwhile: rather not at all than twice."""
+        self._settle(
+            stored,
+            State.UNKNOWN,
+            "crater-scheduler stopped while the job was being submitted, and Slurm has forgotten "
+            "what came of it; send the task under a new id if it did not run",
+        )
 
     def _end_doubles(self, stored: StoredTask, jobs: list[int]) -> None:
         """A submission that was given up for lost went through late: it must not run twice."""
@@ -278,7 +318,8 @@ class Intake:
         if stored.settled:
             return stored
         if stored.job_id is None:
-            if stored.attempt is not None or not self._cancel_unsubmitted(stored):
+            words = "cancelled before Slurm had it"
+            if stored.attempt is not None or not self._settle(stored, State.CANCELLED, words):
                 raise ConflictError(
                     f"the task {stored.task_id} is being submitted; cancel it in a moment"
                 )
@@ -286,25 +327,3 @@ class Intake:
         self._submitter.cancel(stored.user, stored.job_id)
         self._open_store().look_again(stored.number, self._clock() + 0.5, sooner=True)
         return self._again(stored)
-
-    def _cancel_unsubmitted(self, stored: StoredTask) -> bool:
-        now = self._clock()
-        told = payload.callback(
-            stored,
-            State.CANCELLED,
-            sequence=stored.sequence + 1,
-            happened=now,
-            now=now,
-            delivery=self._delivery,
-            reason="cancelled before Slurm had it",
-        )
-        change = {
-            "state": State.CANCELLED.value,
-            "settled": True,
-            "changed": now,
-            "ended": now,
-            "look": None,
-        }
-        done = self._open_store().change_task(stored, change, [told])
-        self._written()
-        return done

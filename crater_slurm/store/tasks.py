@@ -98,15 +98,17 @@ class Tasks:
         *,
         client: str | None = None,
         user: str | None = None,
+        task_id: str | None = None,
         state: str | None = None,
         before: int | None = None,
         limit: int = 100,
     ) -> list[StoredTask]:
-        """The newest tasks first, of a client, user or state if given, below a number if given."""
+        """The newest tasks first, of a client, user, id or state if given, and below a number."""
         query = select(*_COLUMNS).order_by(TaskRow.number.desc()).limit(limit)
         for column, value in (
             (TaskRow.client, client),
             (TaskRow.user_name, user),
+            (TaskRow.task_id, task_id),
             (TaskRow.state, state),
         ):
             if value is not None:

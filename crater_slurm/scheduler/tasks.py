@@ -1,0 +1,113 @@
+"""A platform's tasks in crater-scheduler: intake, following, callbacks and poller put together.
+
+Nothing here keeps the filter from answering: what can't start (a password file that others may
+read) is told as a problem, and the rest goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from crater_slurm.alldata.deliver import Deliverer
+from crater_slurm.alldata.follow import Follower
+from crater_slurm.alldata.intake import Intake, Submitter
+from crater_slurm.alldata.sender import Sender
+from crater_slurm.config.settings import Settings
+from crater_slurm.errors import ConfigError
+from crater_slurm.slurm.client import Client
+from crater_slurm.store.repository import Store
+
+_log = logging.getLogger("crater.scheduler.tasks")
+_PRUNE_SECONDS = 6 * 3600.0
+
+
+class Tasks:
+    """Owns the parts. ``start`` and ``stop`` are the service's."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: Callable[[], Store],
+        client: Client,
+        submitter: Submitter,
+        registry: CollectorRegistry,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        own = settings.alldata
+        self._clock = clock
+        self.problem = ""
+        self.deliverer: Deliverer | None = None
+        self._sender: Sender | None = None
+        outcomes = Counter(
+            "crater_callbacks", "Attempts to deliver callbacks", ["outcome"], registry=registry
+        )
+        if own.callback.url:
+            try:
+                self._sender = Sender(own.callback, clock)
+                self.deliverer = Deliverer(
+                    own.callback,
+                    store,
+                    self._sender.send,
+                    owner=_owner(),
+                    clock=clock,
+                    told=lambda outcome: outcomes.labels(outcome).inc(),
+                )
+            except ConfigError as error:
+                self.problem = f"no callbacks are sent: {error}"
+                _log.error("%s", self.problem)
+        self.intake = Intake(own, store, submitter, written=self._written, clock=clock)
+        self.follower = Follower(
+            own, store, client, recover=self.intake.recover, written=self._written, clock=clock
+        )
+        looks = Gauge("crater_task_looks", "Questions to Slurm after tasks", registry=registry)
+        looks.set_function(lambda: self.follower.looks)
+        self._stop = threading.Event()
+        self._upkeep = threading.Thread(target=self._keep_up, name="upkeep", daemon=True)
+
+    def start(self) -> None:
+        self.follower.start()
+        if self.deliverer:
+            self.deliverer.start()
+        self._upkeep.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self.intake.stop()
+        self.follower.stop()
+        if self.deliverer:
+            self.deliverer.stop()
+        if self._sender:
+            self._sender.close()
+
+    def take_report(self, report: Mapping[str, Any]) -> None:
+        """What a node told of a job; never blocks."""
+        self.follower.take_report(report)
+
+    def problems(self) -> list[str]:
+        """What keeps tasks from being followed or told."""
+        found = [self.problem, self.follower.problem]
+        if self.deliverer:
+            found.append(self.deliverer.problem)
+        return [problem for problem in found if problem]
+
+    def _written(self) -> None:
+        if self.deliverer:
+            self.deliverer.wake()
+
+    def _keep_up(self) -> None:
+        while not self._stop.wait(_PRUNE_SECONDS):
+            self.follower.prune()
+
+
+def _owner() -> str:
+    """Who has claimed a callback: this process, and no other at any time."""
+    return f"{socket.gethostname()[:32]}:{os.getpid()}:{secrets.token_hex(4)}"
