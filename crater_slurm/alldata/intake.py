@@ -7,6 +7,7 @@ under way, before anything is sent again.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import secrets
 import threading
@@ -14,11 +15,17 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
 
 from crater_slurm.alldata import payload
 from crater_slurm.alldata.run_as import Account, account
 from crater_slurm.alldata.states import State
+from crater_slurm.alldata.submission import (
+    AwayError,
+    DoubtError,
+    RefusedError,
+    Submitted,
+    Submitter,
+)
 from crater_slurm.alldata.task import Task, fingerprint, parse
 from crater_slurm.config.alldata import AllData
 from crater_slurm.errors import CraterError, SlurmError, StoreError, UsageError
@@ -35,45 +42,6 @@ _WORKERS = 4
 
 class ConflictError(CraterError):
     """A client sent another task under an id that it has used; exit code 1."""
-
-
-class RefusedError(UsageError):
-    """Slurm, or crater's filter, refused the job in the words of the message; exit code 2."""
-
-
-class AwayError(SlurmError):
-    """Slurm could not be asked, and surely has no job of it; exit code 4."""
-
-
-class DoubtError(SlurmError):
-    """Whether Slurm has taken the job is not known; exit code 4."""
-
-
-@dataclass(frozen=True, slots=True)
-class Submitted:
-    """A job that Slurm took, and the decision of crater's filter for it, where it told one."""
-
-    job_id: int
-    plan_id: str | None = None
-
-
-class Submitter(Protocol):
-    """Brings a task into Slurm, and finds its jobs there by the token."""
-
-    def submit(self, task: Task, user: Account, token: str) -> Submitted:
-        """The job. Raises RefusedError, AwayError, DoubtError, ConfigError."""
-
-    def find(self, user: str, token: str) -> list[int]:
-        """Jobs that carry the token, the oldest first. Raises SlurmError."""
-
-    def find_recorded(self, user: str, task: Task, since: float) -> list[int] | None:
-        """Jobs of the task in Slurm's records; None where none are kept. Raises SlurmError."""
-
-    def memory_seconds(self) -> float:
-        """How long Slurm surely remembers a job without its records. Raises SlurmError."""
-
-    def cancel(self, user: str, job_id: int) -> None:
-        """End a job of the user's. Raises SlurmError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +178,24 @@ class Intake:
             raise StoreError(f"the task {stored.task_id} has gone from the store")
         return found
 
+    def reject(self, client: str, task_id: str, body: str, reason: str) -> None:
+        """Keep and tell that a task can't become a job; nothing happens if it is known already."""
+        now = self._clock()
+        new = NewTask(
+            client=client,
+            task_id=task_id,
+            body_hash=hashlib.sha256(body.encode("utf-8", "replace")).hexdigest()[:12],
+            body=body,
+            user=self._settings.submit_as.get(client, "")[:64],
+            token=secrets.token_hex(12),
+            source="poll",
+            state=State.SUBMITTING.value,
+            time=now,
+        )
+        stored, fresh = self._open_store().add_task(new)
+        if fresh:
+            self._reject(stored, reason)
+
     def _reject(self, stored: StoredTask, reason: str) -> None:
         self._settle(stored, State.REJECTED, reason)
 
@@ -261,6 +247,9 @@ class Intake:
     def recover_now(self, stored: StoredTask) -> None:
         """Find the task's job in Slurm, or submit it when it is sure that there is none."""
         store = self._open_store()
+        stored = self._again(stored)
+        if stored.settled or stored.job_id is not None:
+            return  # somebody was faster
         try:
             task = parse(store.task_body(stored.number))
             if stored.attempt is not None and not self._surely_lost(stored, task, stored.attempt):

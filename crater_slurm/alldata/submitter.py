@@ -12,9 +12,9 @@ import subprocess
 from collections.abc import Callable
 from typing import Any
 
-from crater_slurm.alldata.intake import AwayError, DoubtError, RefusedError, Submitted
 from crater_slurm.alldata.payload import plain
 from crater_slurm.alldata.run_as import Account, RunAs, environment, run
+from crater_slurm.alldata.submission import AwayError, DoubtError, RefusedError, Submitted
 from crater_slurm.alldata.task import Task
 from crater_slurm.config.settings import Settings
 from crater_slurm.errors import ConfigError, UsageError

@@ -15,9 +15,10 @@ import anyio.to_thread
 from fastapi import Depends, FastAPI, HTTPException, Path, Query, Response
 
 from crater_slurm.alldata.document import TaskError
-from crater_slurm.alldata.intake import ConflictError, RefusedError
+from crater_slurm.alldata.intake import ConflictError
 from crater_slurm.alldata.run_as import UserError
 from crater_slurm.alldata.states import State
+from crater_slurm.alldata.submission import RefusedError
 from crater_slurm.alldata.task import parse
 from crater_slurm.errors import ConfigError, CraterError
 from crater_slurm.scheduler import task_views as views

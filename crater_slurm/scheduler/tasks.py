@@ -19,8 +19,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from crater_slurm.alldata.deliver import Deliverer
 from crater_slurm.alldata.follow import Follower
-from crater_slurm.alldata.intake import Intake, Submitter
+from crater_slurm.alldata.intake import Intake
 from crater_slurm.alldata.sender import Sender
+from crater_slurm.alldata.submission import Submitter
 from crater_slurm.config.settings import Settings
 from crater_slurm.errors import ConfigError
 from crater_slurm.slurm.client import Client
