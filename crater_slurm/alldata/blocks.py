@@ -23,6 +23,8 @@ _PATTERNS = {
 }
 #: Names of accounts, partitions and the like, as slurmdbd and slurm.conf take them.
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,63}"
+#: Without what can't stand in quotation marks behind #SBATCH.
+_FOR_SBATCH = r"[^\"'\\`$#]"
 _NAME_FORM = "a name: letters, digits, _ . + -, at most 64"
 
 
@@ -250,16 +252,29 @@ class RunConfig(Block):
     ] = None
     script: Annotated[
         str | None,
-        Text(meaning="A program instead of command: a file; .py files are run by python3."),
+        Text(
+            pattern=r"[^-].*",
+            form="a file whose name does not begin with -",
+            meaning="A program instead of command: a file; .py files are run by python3.",
+        ),
     ] = None
     arguments: Annotated[
         tuple[str, ...] | None, Words(meaning="Arguments behind script or command.")
     ] = None
     working_directory: Annotated[
         str | None,
-        Text(pattern=r"/.*", form="an absolute path", meaning="Folder that it runs in."),
+        Text(
+            pattern=rf"/{_FOR_SBATCH}*",
+            form="an absolute path without \" ' \\ ` $ #, which sbatch reads in its own way",
+            meaning="Folder that it runs in.",
+        ),
     ] = None
     output: Annotated[
-        str | None, Text(meaning="File of what it prints; Slurm's %j and so on are known.")
+        str | None,
+        Text(
+            pattern=rf"{_FOR_SBATCH}+",
+            form="a path without \" ' \\ ` $ #, which sbatch reads in its own way",
+            meaning="File of what it prints; Slurm's %j and so on are known.",
+        ),
     ] = None
     container: Container | None = None

@@ -96,11 +96,13 @@ def parse(data: bytes | str) -> Task:
     return task
 
 
-def fingerprint(task: Task) -> str:
-    """Twelve hex digits that are the same for two spellings of one task, and for no other."""
-    canonical = json.dumps(
-        task.model_dump(mode="json", by_alias=True, exclude_none=True), sort_keys=True
-    )
+def fingerprint(task: Task, *beside: Any) -> str:
+    """Twelve hex digits that are the same for two spellings of one task, and for no other.
+
+    ``beside`` is what else decides about the job, such as options of a command line.
+    """
+    said = task.model_dump(mode="json", by_alias=True, exclude_none=True)
+    canonical = json.dumps([said, *beside] if any(beside) else said, sort_keys=True)
     return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 
 
@@ -193,6 +195,10 @@ def _block_of(annotation: Any) -> type[BaseModel] | None:
     return None
 
 
+def _names_a_program(command: tuple[str, ...]) -> bool:
+    return bool(command and command[0] and not command[0].startswith("-"))
+
+
 def _contradictions(task: Task) -> Iterator[Problem]:
     """What no single field can know."""
     topology = task.topology_awareness
@@ -215,8 +221,13 @@ def _contradictions(task: Task) -> Iterator[Problem]:
             shown(run.script),
             "is given beside command; keep one of them",
         )
-    if run and run.command == ():
-        yield Problem("/run_config/command", "value", "an empty list", "names no program")
+    if run and run.command is not None and not _names_a_program(run.command):
+        yield Problem(
+            "/run_config/command",
+            "value",
+            shown(run.command),
+            "names no program: the first word must be one, and not begin with -",
+        )
     if run and run.arguments and not (run.command or run.script):
         yield Problem(
             "/run_config/arguments",

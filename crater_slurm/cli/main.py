@@ -35,6 +35,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "render": ("crater_slurm.cli.render:render", "Write or check Slurm's configuration files."),
     "schema": ("crater_slurm.cli.schema:schema", "Print the JSON Schema of what crater reads."),
     "simulate": ("crater_slurm.cli.simulate:simulate", "Replay a trace under placement policies."),
+    "submit": ("crater_slurm.cli.submit:submit", "Submit a task, or what sbatch takes, as a job."),
+    "templates": ("crater_slurm.cli.templates:templates", "List, show and try script templates."),
     "topo": ("crater_slurm.cli.topo:topo", "Draw a node: NUMA, PCI tree, GPUs, NICs, NVMe."),
 }
 

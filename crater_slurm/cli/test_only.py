@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from crater_slurm.cli.submit import clean_environment
 from crater_slurm.errors import SlurmError
+from crater_slurm.slurm.environment import clean_environment
 
 if TYPE_CHECKING:
     from crater_slurm.slurm.client import Client

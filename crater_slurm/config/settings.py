@@ -17,6 +17,7 @@ from crater_slurm.config.prediction import Prediction
 from crater_slurm.config.score import Score
 from crater_slurm.config.section import OffIsAWord, Section
 from crater_slurm.config.sharing import Sharing
+from crater_slurm.config.submit import Submit
 
 
 class Slurm(Section):
@@ -345,6 +346,7 @@ class Settings(Section):
     score: Score = Score()
     scheduler: Scheduler = Scheduler()
     alldata: AllData = AllData()
+    submit: Submit = Submit()
     health: Health = Health()
     plan: Plan = Plan()
     sla: Sla = Sla()

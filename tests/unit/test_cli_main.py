@@ -16,10 +16,10 @@ from click.testing import CliRunner
 from crater_slurm import __version__, errors
 from crater_slurm.cli import main as cli
 from crater_slurm.cli.main import COMMANDS, crater
-from crater_slurm.cli.submit import clean_environment
 from crater_slurm.model import token
 from crater_slurm.model.plan import Plan
 from crater_slurm.scheduler import client as scheduler
+from crater_slurm.slurm.environment import clean_environment
 
 
 @pytest.fixture
