@@ -53,7 +53,10 @@ class Taken:
 
 
 class Intake:
-    """Safe to share between threads. ``changed`` is called when tasks are to be looked after."""
+    """Safe to share between threads. ``written`` is called when there is something to deliver.
+
+    An attempt of which nothing is known is looked for ``settle_seconds`` before it is repeated.
+    """
 
     def __init__(
         self,
@@ -62,6 +65,7 @@ class Intake:
         submitter: Submitter,
         *,
         written: Callable[[], None],
+        settle_seconds: float = 120.0,
         clock: Callable[[], float] = time.time,
         find_account: Callable[[str, int], Account] = account,
     ) -> None:
@@ -69,6 +73,7 @@ class Intake:
         self._open_store = store
         self._submitter = submitter
         self._written = written
+        self._settle_seconds = settle_seconds
         self._clock = clock
         self._account = find_account
         self._delivery = "waiting" if settings.callback.url else "off"
@@ -271,7 +276,7 @@ class Intake:
         # Not in another second: asking is work, and so is what is found.
         self._open_store().look_again(stored.number, now + _AGAIN_SECONDS)
         found = self._submitter.find(stored.user, stored.token)
-        if not found and now - attempt >= self._settings.submit_grace_seconds:
+        if not found and now - attempt >= self._settle_seconds:
             since = attempt - 60
             recorded = self._submitter.find_recorded(stored.user, task, since)
             if recorded is None and now - attempt >= self._submitter.memory_seconds():

@@ -1,7 +1,8 @@
 """Submits a task's batch script by sbatch, as the task's user, and finds its job again.
 
-The job carries the task's token in its comment. What sbatch says is sorted into three: Slurm
-refused, Slurm surely never heard of it, or nobody knows; only the second may be sent again at once.
+The job carries the task's token in its comment, behind the word that says which task it is. What
+sbatch says is sorted into three: Slurm refused, Slurm surely never heard of it, or nobody knows;
+only the second may be sent again at once.
 """
 
 from __future__ import annotations
@@ -12,27 +13,28 @@ import subprocess
 from collections.abc import Callable
 from typing import Any
 
+from crater_slurm.alldata.marker import Marker
 from crater_slurm.alldata.payload import plain
 from crater_slurm.alldata.run_as import Account, RunAs, environment, run
 from crater_slurm.alldata.submission import AwayError, DoubtError, RefusedError, Submitted
-from crater_slurm.alldata.task import Task
+from crater_slurm.alldata.task import Task, fingerprint
 from crater_slurm.config.settings import Settings
 from crater_slurm.errors import ConfigError, UsageError
 from crater_slurm.slurm import job_search, job_states
 from crater_slurm.slurm.client import Client
 
-COMMENT = "crater-task:"
+RUN = "crater-run:"
 #: What sbatch says when its message never reached slurmctld.
 _AWAY = re.compile(
-    r"Unable to contact slurm controller|Connection refused|Unable to establish|"
-    r"No route to host|Unable to resolve|Invalid authentication credential|"
-    r"MUNGE .*(encode|socket)|If munged is up",
+    r"connect failure|Connection refused|Unable to resolve|No route to host|"
+    r"find a valid slurm|Invalid authentication credential|If munged is up|munge",
     re.IGNORECASE,
 )
 #: And when the answer did not come: the job may be there.
 _DOUBT = re.compile(
-    r"timed out|Zero Bytes|receive failure|Unexpected message|Communication shutdown|"
-    r"connection (failure|reset)|temporarily unable",
+    r"timed out|Zero Bytes|(receive|send) failure|Unexpected message|Communication|"
+    r"Transport endpoint|Incomplete|temporarily unable|connection (failure|reset)|"
+    r"Unable to contact slurm controller \((?!connect failure)",
     re.IGNORECASE,
 )
 _EXPLAIN = re.compile(r"crater explain ([A-Za-z0-9_-]{1,64})")
@@ -70,7 +72,8 @@ class SbatchSubmitter:
             words, how = self._become.submission(user, self._program("sbatch"))
         except ConfigError as error:
             raise AwayError(str(error)) from error
-        options = ["--parsable", "--propagate=NONE", f"--comment={COMMENT}{token}"]
+        comment = f"{Marker(task.task_id, fingerprint(task))} {RUN}{token}"
+        options = ["--parsable", "--propagate=NONE", f"--comment={comment}"]
         if "\n#SBATCH --chdir=" not in script:
             options.append(f"--chdir={user.home}")
         done = self._run([*words, *options], script, user, how)
@@ -95,7 +98,7 @@ class SbatchSubmitter:
 
     def find(self, user: str, token: str) -> list[int]:
         """Jobs that slurmctld remembers with this token, the oldest first. Raises SlurmError."""
-        return job_search.by_comment(self._client, user, f"{COMMENT}{token}")
+        return job_search.by_comment(self._client, user, f"{RUN}{token}")
 
     def find_recorded(self, user: str, task: Task, since: float) -> list[int] | None:
         """Jobs of the task's name in slurmdbd; None where there is none. Raises SlurmError."""
@@ -116,14 +119,14 @@ class SbatchSubmitter:
 def submitter(settings: Settings, client: Client) -> SbatchSubmitter:
     """The submitter of these settings."""
 
-    def render(task: Task) -> str:
-        from crater_slurm.alldata import batch
+    def script(task: Task) -> str:
+        from crater_slurm.alldata.batch import render
 
-        return batch.render(task, settings.submit).script
+        return render(task, settings.submit).script
 
     return SbatchSubmitter(
         client,
-        render,
+        script,
         RunAs(settings.alldata.submit_command),
         seconds=settings.submit.timeout_seconds,
     )
@@ -144,8 +147,6 @@ def _failure(done: subprocess.CompletedProcess[str]) -> Exception:
     words = plain("; ".join(dict.fromkeys(lines)))
     if lines and lines[0].startswith("sudo:"):
         return AwayError(f"{words}; the sudoers line is in docs/api.md")
-    if _DOUBT.search(said):
+    if done.returncode < 0 or _DOUBT.search(said):
         return DoubtError(words)
-    if _AWAY.search(said) or done.returncode < 0:
-        return AwayError(words) if done.returncode > 0 else DoubtError(words)
-    return RefusedError(words)
+    return AwayError(words) if _AWAY.search(said) else RefusedError(words)

@@ -77,12 +77,6 @@ class AllData(Section):
         description="What sudo runs as the user where crater-scheduler is neither root nor that "
         "user; the sudoers line names the same path.",
     )
-    submit_grace_seconds: float = Field(
-        default=180,
-        gt=0,
-        description="A submission of which nothing is known, as after a crash, is looked for in "
-        "Slurm so long before it is sent again; longer than submit.timeout_seconds.",
-    )
     look_seconds: float = Field(
         default=60,
         ge=1,

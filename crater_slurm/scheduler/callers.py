@@ -10,7 +10,7 @@ import hashlib
 import math
 import pwd
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import anyio.to_thread
@@ -86,25 +86,21 @@ class Callers:
         self._lock = threading.Lock()
         self._budgets: dict[str, Budget] = {}
 
-    def dependency(self) -> Callable[[Request], Awaitable[Call]]:
-        """For FastAPI: the Call of a request, or 401, 413, 429, 503."""
-
-        async def call(request: Request) -> Call:
-            body = await limited_body(request, self._settings.longest_body_kib * 1024)
-            scheme, _, credential = request.headers.get("authorization", "").partition(" ")
-            credential = credential.strip()
-            address = request.client.host if request.client else "?"
-            if scheme == "Bearer":
-                caller = await anyio.to_thread.run_sync(self._by_token, credential, address)
-            elif scheme == "MUNGE":
-                caller = await anyio.to_thread.run_sync(self._by_munge, credential, body)
-            else:
-                raise _unknown("send 'Authorization: Bearer <token>', or MUNGE <credential>")
-            settings = self._settings
-            self._count(caller.client, settings.requests_per_second, settings.requests_burst)
-            return Call(caller, body)
-
-        return call
+    async def call(self, request: Request) -> Call:
+        """The Call of a request. Raises HTTPException: 401, 413, 429, 503."""
+        body = await limited_body(request, self._settings.longest_body_kib * 1024)
+        scheme, _, credential = request.headers.get("authorization", "").partition(" ")
+        credential = credential.strip()
+        address = request.client.host if request.client else "?"
+        if scheme == "Bearer":
+            caller = await anyio.to_thread.run_sync(self._by_token, credential, address)
+        elif scheme == "MUNGE":
+            caller = await anyio.to_thread.run_sync(self._by_munge, credential, body)
+        else:
+            raise _unknown("send 'Authorization: Bearer <token>', or MUNGE <credential>")
+        settings = self._settings
+        self._count(caller.client, settings.requests_per_second, settings.requests_burst)
+        return Call(caller, body)
 
     def _by_token(self, text: str, address: str) -> Caller:
         try:

@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from crater_slurm.alldata.deliver import Deliverer
 from crater_slurm.alldata.follow import Follower
 from crater_slurm.alldata.intake import Intake
+from crater_slurm.alldata.poll import HttpQueue, Poller
 from crater_slurm.alldata.sender import Sender
 from crater_slurm.alldata.submission import Submitter
 from crater_slurm.config.settings import Settings
@@ -65,10 +66,26 @@ class Tasks:
             except ConfigError as error:
                 self.problem = f"no callbacks are sent: {error}"
                 _log.error("%s", self.problem)
-        self.intake = Intake(own, store, submitter, written=self._written, clock=clock)
+        self.intake = Intake(
+            own,
+            store,
+            submitter,
+            written=self._written,
+            settle_seconds=settings.submit.settle_seconds,
+            clock=clock,
+        )
         self.follower = Follower(
             own, store, client, recover=self.intake.recover, written=self._written, clock=clock
         )
+        self.poller: Poller | None = None
+        self._queue: HttpQueue | None = None
+        if own.poll:
+            try:
+                self._queue = HttpQueue(own)
+                self.poller = Poller(own, self.intake, self._queue)
+            except ConfigError as error:
+                self.problem = f"the platform's queue is not read: {error}"
+                _log.error("%s", self.problem)
         looks = Gauge("crater_task_looks", "Questions to Slurm after tasks", registry=registry)
         looks.set_function(lambda: self.follower.looks)
         self._stop = threading.Event()
@@ -78,10 +95,16 @@ class Tasks:
         self.follower.start()
         if self.deliverer:
             self.deliverer.start()
+        if self.poller:
+            self.poller.start()
         self._upkeep.start()
 
     def stop(self) -> None:
         self._stop.set()
+        if self.poller:
+            self.poller.stop()
+        if self._queue:
+            self._queue.close()
         self.intake.stop()
         self.follower.stop()
         if self.deliverer:
@@ -98,6 +121,8 @@ class Tasks:
         found = [self.problem, self.follower.problem]
         if self.deliverer:
             found.append(self.deliverer.problem)
+        if self.poller:
+            found.append(self.poller.problem)
         return [problem for problem in found if problem]
 
     def _written(self) -> None:

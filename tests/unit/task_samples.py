@@ -60,8 +60,19 @@ def settings(**fields: Any) -> AllData:
     return AllData(**given | fields)
 
 
+_made: dict[str, bytes] = {}
+
+
 def open_store(tmp_path: Path) -> Store:
-    return Store.open(f"sqlite:///{tmp_path}/crater.db", create=True)
+    """A fresh store; its tables are made once for all tests."""
+    file = tmp_path / "crater.db"
+    if "store" in _made:
+        file.write_bytes(_made["store"])
+    store = Store.open(f"sqlite:///{file}", create=True)
+    if "store" not in _made:
+        store.close()  # which puts the log into the file
+        _made["store"] = file.read_bytes()
+    return store
 
 
 def account(name: str, least_uid: int) -> Account:
@@ -125,7 +136,9 @@ class FakeSlurm:
             job = int(words[-1])
             if job not in self.jobs:
                 raise SlurmError("scontrol failed: slurm_load_jobs error: Invalid job id specified")
-            return f"JobId={job} JobName=x JOB_GRES=(null)   {self.layouts.get(job, '')} MinCPUs=1\n"
+            return (
+                f"JobId={job} JobName=x JOB_GRES=(null)   {self.layouts.get(job, '')} MinCPUs=1\n"
+            )
         raise AssertionError(command)
 
     def config(self) -> dict[str, str]:

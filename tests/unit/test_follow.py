@@ -229,7 +229,13 @@ def test_slurm_that_is_away_delays_and_loses_nothing(store: Store, world: World)
 def test_a_job_that_slurm_forgot_is_looked_up_in_its_records(store: Store, world: World) -> None:
     add_job(store)
     world.slurm.accounting = True
-    about = {"user": "alice", "submitted": NOW - 10, "started": NOW, "ended": NOW + 9, "code": "0:9"}
+    about = {
+        "user": "alice",
+        "submitted": NOW - 10,
+        "started": NOW,
+        "ended": NOW + 9,
+        "code": "0:9",
+    }
     world.slurm.records[7] = about | {"word": "TIMEOUT", "nodes": "n1"}
     world.look(4000)
     assert world.told() == ["scheduled", "running", "timeout"]
