@@ -119,6 +119,8 @@ class Receiver:
         return one
 
     def _judge(self, document: Mapping[str, Any]) -> list[str]:
+        if document.get("test") is True:
+            return []  # what "crater callbacks test" sends
         found = []
         task, sequence = str(document.get("task_id")), document.get("sequence")
         if document.get("status") not in STATUSES:
