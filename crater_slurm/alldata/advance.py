@@ -6,6 +6,7 @@ schedulers one of them changes it, and the other finds nothing new the next time
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -67,6 +68,9 @@ class Advancer:
         if between(seen):
             self._later(task, now + _SOON_SECONDS)
             return
+        if seen.restarts > task.restarts:
+            gone = self._ends.was_preempted(seen.job_id, seen.restarts - 1)
+            seen = dataclasses.replace(seen, preempted=gone)
         todo = steps(State(task.state), task.restarts, seen)
         if not todo:
             self._later(task, now + self._settings.look_seconds)

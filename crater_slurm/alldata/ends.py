@@ -46,6 +46,17 @@ class Ends:
             return None
         return _by_epilog(task) or _unknown(task, now)
 
+    def was_preempted(self, job_id: int, run: int) -> bool:
+        """Whether that run of a job was preempted; False where nobody recorded it."""
+        try:
+            if not self._has_accounting():
+                return False
+            ends = job_states.ends_of(self._client, job_id)
+        except SlurmError as error:
+            _log.info("job %d: how its run ended can't be asked: %s", job_id, error)
+            return False
+        return ends[run : run + 1] == ["PREEMPTED"]
+
     def _has_accounting(self) -> bool:
         now = self._monotonic()
         if self._asked_at is None or now - self._asked_at > _CONFIG_SECONDS:

@@ -10,10 +10,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import secrets
-import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from crater_slurm.alldata import payload
@@ -28,7 +26,7 @@ from crater_slurm.alldata.submission import (
 )
 from crater_slurm.alldata.task import Task, fingerprint, parse
 from crater_slurm.config.alldata import AllData
-from crater_slurm.errors import CraterError, SlurmError, StoreError, UsageError
+from crater_slurm.errors import CraterError, SlurmError, StoreError
 from crater_slurm.store.repository import Store
 from crater_slurm.store.task_records import NewTask, StoredTask
 
@@ -37,7 +35,6 @@ _log = logging.getLogger("crater.alldata.intake")
 _AGAIN_SECONDS = 5.0
 #: A task that has no job after so long is looked for: whoever took it in may be dead.
 _LOOK_SECONDS = 10.0
-_WORKERS = 4
 
 
 class ConflictError(CraterError):
@@ -53,10 +50,7 @@ class Taken:
 
 
 class Intake:
-    """Safe to share between threads. ``written`` is called when there is something to deliver.
-
-    An attempt of which nothing is known is looked for ``settle_seconds`` before it is repeated.
-    """
+    """Safe to share between threads. ``written`` is called when there is something to deliver."""
 
     def __init__(
         self,
@@ -65,7 +59,7 @@ class Intake:
         submitter: Submitter,
         *,
         written: Callable[[], None],
-        settle_seconds: float = 120.0,
+        plan_of: Callable[[str], str | None] = lambda token: None,
         clock: Callable[[], float] = time.time,
         find_account: Callable[[str, int], Account] = account,
     ) -> None:
@@ -73,16 +67,10 @@ class Intake:
         self._open_store = store
         self._submitter = submitter
         self._written = written
-        self._settle_seconds = settle_seconds
+        self._plan_of = plan_of
         self._clock = clock
         self._account = find_account
         self._delivery = "waiting" if settings.callback.url else "off"
-        self._lock = threading.Lock()
-        self._in_hand: set[int] = set()
-        self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="submit")
-
-    def stop(self) -> None:
-        self._pool.shutdown(wait=True, cancel_futures=True)
 
     def user_of(self, client: str, own: str | None = None) -> Account:
         """Whom a client's tasks run as; ``own`` is what its token says. Raises UserError."""
@@ -94,7 +82,11 @@ class Intake:
                 f"the client {client} has no cluster user: name one in alldata.submit_as, or make "
                 "its token with --user"
             )
-        return self._account(name, self._settings.least_uid)
+        return self.account(name)
+
+    def account(self, user: str) -> Account:
+        """The user, if tasks may be submitted as that one. Raises UserError."""
+        return self._account(user, self._settings.least_uid)
 
     def take(self, client: str, body: bytes | str, *, user: str | None, source: str) -> Taken:
         """Take a task in, and submit it if it is new.
@@ -139,12 +131,12 @@ class Intake:
         store = self._open_store()
         now = self._clock()
         if not store.begin_attempt(stored, now):
-            return self._again(stored)  # another scheduler has it in hand
-        stored = self._again(stored)
+            return self.again(stored)  # another scheduler has it in hand
+        stored = self.again(stored)
         try:
             done = self._submitter.submit(task, user, stored.token)
         except RefusedError as error:
-            self._reject(stored, str(error))
+            self.refuse(stored, str(error))
             raise
         except AwayError as error:
             change = {"attempt": None, "look": self._clock() + _AGAIN_SECONDS}
@@ -159,14 +151,14 @@ class Intake:
         _log.warning("task %s is kept and not submitted yet: %s", stored.task_id, error)
         about = {"reason": payload.plain(str(error)), "changed": self._clock()}
         self._open_store().change_task(stored, {**change, **about})
-        return self._again(stored)
+        return self.again(stored)
 
     def commit(self, stored: StoredTask, done: Submitted) -> StoredTask:
         """Write down which job a task became."""
         now = self._clock()
         change = {
             "job_id": done.job_id,
-            "plan_id": done.plan_id,
+            "plan_id": done.plan_id or stored.plan_id or self._plan_of(stored.token),
             "state": State.SUBMITTED.value,
             "submitted": now,
             "reason": "",
@@ -175,9 +167,9 @@ class Intake:
         }
         if not self._open_store().change_task(stored, change):
             _log.info("task %s: another scheduler noted its job", stored.task_id)
-        return self._again(stored)
+        return self.again(stored)
 
-    def _again(self, stored: StoredTask) -> StoredTask:
+    def again(self, stored: StoredTask) -> StoredTask:
         found = self._open_store().task_of_number(stored.number)
         if found is None:
             raise StoreError(f"the task {stored.task_id} has gone from the store")
@@ -199,12 +191,12 @@ class Intake:
         )
         stored, fresh = self._open_store().add_task(new)
         if fresh:
-            self._reject(stored, reason)
+            self.refuse(stored, reason)
 
-    def _reject(self, stored: StoredTask, reason: str) -> None:
-        self._settle(stored, State.REJECTED, reason)
+    def refuse(self, stored: StoredTask, reason: str) -> None:
+        self.settle(stored, State.REJECTED, reason)
 
-    def _settle(self, stored: StoredTask, state: State, reason: str) -> bool:
+    def settle(self, stored: StoredTask, state: State, reason: str) -> bool:
         """End a task that has no job, and tell it; False when it is another by now."""
         now = self._clock()
         told = payload.callback(
@@ -228,83 +220,6 @@ class Intake:
         self._written()
         return done
 
-    # After a crash, or when Slurm was away
-
-    def recover(self, stored: StoredTask) -> None:
-        """Look after a task without a job, in a thread of its own."""
-        with self._lock:
-            if stored.number in self._in_hand:
-                return
-            self._in_hand.add(stored.number)
-        self._pool.submit(self._recover_in_thread, stored)
-
-    def _recover_in_thread(self, stored: StoredTask) -> None:
-        try:
-            self.recover_now(stored)
-        except CraterError as error:
-            _log.warning("task %s: %s", stored.task_id, error)
-        except Exception:
-            _log.exception("task %s can't be submitted", stored.task_id)
-        finally:
-            with self._lock:
-                self._in_hand.discard(stored.number)
-
-    def recover_now(self, stored: StoredTask) -> None:
-        """Find the task's job in Slurm, or submit it when it is sure that there is none."""
-        store = self._open_store()
-        stored = self._again(stored)
-        if stored.settled or stored.job_id is not None:
-            return  # somebody was faster
-        try:
-            task = parse(store.task_body(stored.number))
-            if stored.attempt is not None and not self._surely_lost(stored, task, stored.attempt):
-                return
-            user = self._account(stored.user, self._settings.least_uid)
-            after = self.attempt(stored, task, user)
-        except RefusedError:
-            return  # which is written and told
-        except UsageError as error:  # what this version of crater no longer takes
-            self._reject(stored, str(error))
-            return
-        if stored.attempt is not None and after.job_id is not None:
-            found = self._submitter.find(after.user, after.token)
-            self._end_doubles(after, [job for job in found if job != after.job_id])
-
-    def _surely_lost(self, stored: StoredTask, task: Task, attempt: float) -> bool:
-        """Whether Slurm surely has no job of an attempt; if it has one, that is written down."""
-        now = self._clock()
-        # Not in another second: asking is work, and so is what is found.
-        self._open_store().look_again(stored.number, now + _AGAIN_SECONDS)
-        found = self._submitter.find(stored.user, stored.token)
-        if not found and now - attempt >= self._settle_seconds:
-            since = attempt - 60
-            recorded = self._submitter.find_recorded(stored.user, task, since)
-            if recorded is None and now - attempt >= self._submitter.memory_seconds():
-                self._give_up(stored)
-                return False
-            found = recorded or []
-            if not found:
-                return True
-        if found:
-            self.commit(stored, Submitted(found[0]))
-            self._end_doubles(stored, found[1:])
-        return False
-
-    def _give_up(self, stored: StoredTask) -> None:
-        """A job may have run and been forgotten meanwhile: rather not at all than twice."""
-        self._settle(
-            stored,
-            State.UNKNOWN,
-            "crater-scheduler stopped while the job was being submitted, and Slurm has forgotten "
-            "what came of it; send the task under a new id if it did not run",
-        )
-
-    def _end_doubles(self, stored: StoredTask, jobs: list[int]) -> None:
-        """A submission that was given up for lost went through late: it must not run twice."""
-        for job in jobs:
-            _log.error("task %s has a second job, %d, which is cancelled", stored.task_id, job)
-            self._submitter.cancel(stored.user, job)
-
     # At a client's wish
 
     def cancel(self, stored: StoredTask) -> StoredTask:
@@ -313,11 +228,11 @@ class Intake:
             return stored
         if stored.job_id is None:
             words = "cancelled before Slurm had it"
-            if stored.attempt is not None or not self._settle(stored, State.CANCELLED, words):
+            if stored.attempt is not None or not self.settle(stored, State.CANCELLED, words):
                 raise ConflictError(
                     f"the task {stored.task_id} is being submitted; cancel it in a moment"
                 )
-            return self._again(stored)
+            return self.again(stored)
         self._submitter.cancel(stored.user, stored.job_id)
         self._open_store().look_again(stored.number, self._clock() + 0.5, sooner=True)
-        return self._again(stored)
+        return self.again(stored)

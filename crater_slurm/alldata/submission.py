@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from crater_slurm.alldata.marker import Marker
 from crater_slurm.alldata.run_as import Account
 from crater_slurm.alldata.task import Task
 from crater_slurm.errors import SlurmError, UsageError
@@ -38,6 +39,9 @@ class Submitter(Protocol):
 
     def find(self, user: str, token: str) -> list[int]:
         """Jobs that carry the token, the oldest first. Raises SlurmError."""
+
+    def find_task(self, user: str, marker: Marker) -> list[int]:
+        """Jobs that a user submitted for a task by command, the oldest first. SlurmError."""
 
     def find_recorded(self, user: str, task: Task, since: float) -> list[int] | None:
         """Jobs of the task in Slurm's records; None where none are kept. Raises SlurmError."""

@@ -100,6 +100,10 @@ class SbatchSubmitter:
         """Jobs that slurmctld remembers with this token, the oldest first. Raises SlurmError."""
         return job_search.by_comment(self._client, user, f"{RUN}{token}")
 
+    def find_task(self, user: str, marker: Marker) -> list[int]:
+        """Jobs that a user submitted for a task by command, the oldest first. SlurmError."""
+        return job_search.by_comment(self._client, user, str(marker))
+
     def find_recorded(self, user: str, task: Task, since: float) -> list[int] | None:
         """Jobs of the task's name in slurmdbd; None where there is none. Raises SlurmError."""
         if not job_states.has_accounting(self._client.config()):

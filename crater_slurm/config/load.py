@@ -86,7 +86,7 @@ def _paths(tree: Mapping[str, Any], prefix: str = "") -> list[str]:
     found: list[str] = []
     for key, value in tree.items():
         path = f"{prefix}{key}"
-        found += _paths(value, path + ".") if isinstance(value, dict) else [path]
+        found += _paths(value, path + ".") if isinstance(value, dict) and value else [path]
     return found
 
 

@@ -247,6 +247,7 @@ class Service:
         if answer.decision:
             self._decisions.labels(answer.decision.verdict, answer.decision.mode).inc()
             self.recorder.add(answer.decision, fields.get("check"))
+        self.tasks.saw(fields, answer.decision.id if answer.decision else None)
         for line in answer.log:
             _log.info("uid %s: %s", fields.get("uid", "?"), line)
         return answer.pairs()

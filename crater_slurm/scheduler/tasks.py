@@ -6,8 +6,11 @@ read) is told as a problem, and the rest goes on.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import pwd
+import re
 import secrets
 import socket
 import threading
@@ -20,9 +23,12 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from crater_slurm.alldata.deliver import Deliverer
 from crater_slurm.alldata.follow import Follower
 from crater_slurm.alldata.intake import Intake
+from crater_slurm.alldata.marker import PREFIX, first
 from crater_slurm.alldata.poll import HttpQueue, Poller
+from crater_slurm.alldata.recover import Recoverer
 from crater_slurm.alldata.sender import Sender
 from crater_slurm.alldata.submission import Submitter
+from crater_slurm.alldata.submitter import RUN
 from crater_slurm.config.settings import Settings
 from crater_slurm.errors import ConfigError
 from crater_slurm.slurm.client import Client
@@ -30,6 +36,8 @@ from crater_slurm.store.repository import Store
 
 _log = logging.getLogger("crater.scheduler.tasks")
 _PRUNE_SECONDS = 6 * 3600.0
+_MOST_PLANS = 1000
+_RUN = re.compile(rf"(?<!\S){RUN}([0-9a-f]{{24}})(?!\S)")
 
 
 class Tasks:
@@ -46,6 +54,9 @@ class Tasks:
     ) -> None:
         own = settings.alldata
         self._clock = clock
+        self._told = bool(own.callback.url)
+        #: Decisions by the token of the task that is being submitted.
+        self._plans: dict[str, str] = {}
         self.problem = ""
         self.deliverer: Deliverer | None = None
         self._sender: Sender | None = None
@@ -71,11 +82,18 @@ class Tasks:
             store,
             submitter,
             written=self._written,
+            plan_of=lambda token: self._plans.get(token),
+            clock=clock,
+        )
+        self.recoverer = Recoverer(
+            self.intake,
+            store,
+            submitter,
             settle_seconds=settings.submit.settle_seconds,
             clock=clock,
         )
         self.follower = Follower(
-            own, store, client, recover=self.intake.recover, written=self._written, clock=clock
+            own, store, client, recover=self.recoverer.recover, written=self._written, clock=clock
         )
         self.poller: Poller | None = None
         self._queue: HttpQueue | None = None
@@ -105,7 +123,7 @@ class Tasks:
             self.poller.stop()
         if self._queue:
             self._queue.close()
-        self.intake.stop()
+        self.recoverer.stop()
         self.follower.stop()
         if self.deliverer:
             self.deliverer.stop()
@@ -115,6 +133,21 @@ class Tasks:
     def take_report(self, report: Mapping[str, Any]) -> None:
         """What a node told of a job; never blocks."""
         self.follower.take_report(report)
+
+    def saw(self, message: Mapping[str, str], plan_id: str | None) -> None:
+        """A submission that the filter answers; costs nothing where it is no task's."""
+        comment = message.get("field.comment", "")
+        if PREFIX not in comment or message.get("op") != "submit" or "check" in message:
+            return
+        if token := _RUN.search(comment):
+            if plan_id:
+                self._plans[token.group(1)] = plan_id
+            while len(self._plans) > _MOST_PLANS:
+                self._plans.pop(next(iter(self._plans)))
+        elif self._told and (found := first(comment)):
+            with contextlib.suppress(KeyError, ValueError):
+                user = pwd.getpwuid(int(message.get("uid", "-1"))).pw_name
+                self.recoverer.adopt_later(user, found, plan_id)
 
     def problems(self) -> list[str]:
         """What keeps tasks from being followed or told."""

@@ -83,6 +83,13 @@ def accounted(client: Client, job_ids: Iterable[int]) -> dict[int, JobState]:
     return found
 
 
+def ends_of(client: Client, job_id: int) -> list[str]:
+    """How each run of a requeued job ended that slurmdbd has, the oldest first. SlurmError."""
+    words = ("--noheader", "--parsable2", "--allocations", "--duplicates", "--jobs", str(job_id))
+    text = client.run("sacct", *words, "--format", "State")
+    return [line.split()[0] for line in text.splitlines() if line.strip()]
+
+
 def has_accounting(config: dict[str, str]) -> bool:
     """Whether slurmdbd keeps records, by ``scontrol show config``."""
     return config.get("AccountingStorageType", "").endswith("slurmdbd")

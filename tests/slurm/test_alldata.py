@@ -315,7 +315,7 @@ def test_what_slurm_refuses_is_told_as_rejected(lab: Lab, platform: Platform) ->
 
 def test_hostile_words_reach_no_shell(lab: Lab, platform: Platform) -> None:
     evil = "$(touch /tmp/evil) `touch /tmp/evil`; touch '/tmp/evil' \" & | > * \\"
-    job = platform.send(small("evil", "printf", "%s\n", evil))["job_id"]
+    job = platform.send(small("evil", "printf", "%s", evil))["job_id"]
     platform.hears("evil", "scheduled", "running", "completed")
     assert output(lab, job).strip() == evil
     assert lab.run(["ls", "/tmp/evil"], user="root").returncode

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from crater_slurm.alldata.marker import Marker
 from crater_slurm.alldata.run_as import Account
 from crater_slurm.alldata.submission import Submitted
 from crater_slurm.alldata.task import Task
@@ -108,6 +109,7 @@ class FakeSlurm:
     layouts: dict[int, str] = field(default_factory=dict)
     records: dict[int, dict[str, Any]] = field(default_factory=dict)
     accounting: bool = False
+    ends: list[str] = field(default_factory=list)
     memory_seconds: int = 300
     away: bool = False
     asked: list[tuple[str, ...]] = field(default_factory=list)
@@ -126,6 +128,8 @@ class FakeSlurm:
             raise SlurmError(f"{command} did not answer within 15 s; is slurmctld up?")
         if command == "squeue":
             return self._squeue(words)
+        if command == "sacct" and "--duplicates" in words:
+            return "".join(f"{word}\n" for word in self.ends)
         if command == "sacct":
             wanted = words[words.index("--jobs") + 1].split(",")
             return "".join(self._record(int(job)) for job in wanted if int(job) in self.records)
@@ -191,6 +195,9 @@ class FakeSubmitter:
 
     def find(self, user: str, token: str) -> list[int]:
         return list(self.jobs.get(token, []))
+
+    def find_task(self, user: str, marker: Marker) -> list[int]:
+        return list(self.jobs.get(f"{user}/{marker}", []))
 
     def find_recorded(self, user: str, task: Task, since: float) -> list[int] | None:
         return self.recorded

@@ -200,6 +200,15 @@ def test_a_requeued_job_s_second_run_has_its_own_resources(store: Store, world: 
     assert (got["node"], got["cpu_cores"], got["gpu_ids"]) == ("n2", [20, 21, 22, 23], ["0", "1"])
 
 
+def test_a_run_that_was_preempted_is_told_where_slurmdbd_knows(store: Store, world: World) -> None:
+    add_job(store, state="running")
+    world.slurm.accounting = True
+    world.slurm.ends = ["PREEMPTED", "PENDING"]
+    world.slurm.set(7, "PENDING", restarts=1, submitted=NOW + 60)
+    world.look(60)
+    assert world.told() == ["preempted", "requeued"]
+
+
 def test_a_late_report_of_the_first_run_does_not_touch_the_second(
     store: Store, world: World
 ) -> None:

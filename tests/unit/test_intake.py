@@ -12,6 +12,8 @@ from task_samples import LLAMA, Clock, FakeSubmitter, account, llama, open_store
 
 from crater_slurm.alldata.document import TaskError
 from crater_slurm.alldata.intake import ConflictError, Intake
+from crater_slurm.alldata.marker import Marker
+from crater_slurm.alldata.recover import Recoverer
 from crater_slurm.alldata.run_as import Account, UserError
 from crater_slurm.alldata.submission import AwayError, DoubtError, RefusedError
 from crater_slurm.errors import StoreError
@@ -45,6 +47,7 @@ class World:
             clock=self.clock,
             find_account=account,
         )
+        self.recoverer = Recoverer(self.intake, lambda: self.store, self.slurm, clock=self.clock)
 
     def take(self, body: str | None = None) -> StoredTask:
         taken = self.intake.take("alldata", body or llama(), user=None, source="api")
@@ -54,7 +57,7 @@ class World:
         """What the follower has done for tasks without a job, after a while."""
         self.clock.now += seconds
         for task in self.store.due_tasks(self.clock.now, 10):
-            self.intake.recover_now(task)
+            self.recoverer.recover_now(task)
 
     @property
     def task(self) -> StoredTask:
@@ -204,7 +207,7 @@ def test_of_two_jobs_of_one_task_the_second_is_cancelled(world: World) -> None:
         world.recover(6)
     assert world.task.job_id == 100
     world.slurm.cancelled.clear()
-    world.intake._end_doubles(world.task, [101])
+    world.recoverer._end_doubles(world.task, [101])
     assert world.slurm.cancelled == [101]
 
 
@@ -267,8 +270,8 @@ def test_two_schedulers_that_recover_the_same_task_submit_it_once(world: World) 
     other = World(world.store)
     other.slurm = world.slurm
     other.restart()
-    world.intake.recover_now(stored)
-    other.intake.recover_now(stored)
+    world.recoverer.recover_now(stored)
+    other.recoverer.recover_now(stored)
     assert world.slurm.submitted == ["t1"]
 
 
@@ -307,6 +310,31 @@ def test_a_cancel_that_meets_a_submission_does_not_lose_the_job(world: World) ->
     with pytest.raises(ConflictError):
         world.intake.cancel(before)
     assert (world.task.state, world.task.job_id) == ("submitted", 100)
+
+
+def test_a_task_that_a_user_submits_is_followed_and_never_sent(world: World) -> None:
+    marker = Marker("t1", "0123456789ab")
+    world.recoverer.adopt("alice", marker, "plan7")
+    world.recoverer.adopt("alice", marker, "plan8")
+    (task,) = world.store.tasks()
+    assert (task.client, task.source, task.plan_id) == ("user:alice", "command", "plan7")
+    world.recover(2)
+    (task,) = world.store.tasks()
+    assert task.job_id is None
+    world.slurm.jobs[f"alice/{marker}"] = [55]
+    world.recover(6)
+    (task,) = world.store.tasks()
+    assert (task.job_id, task.state, task.plan_id) == (55, "submitted", "plan7")
+    assert world.slurm.submitted == []
+
+
+def test_a_mere_test_of_a_submission_is_forgotten(world: World) -> None:
+    world.recoverer.adopt("alice", Marker("t1", "0123456789ab"), None)
+    for _ in range(30):
+        world.recover(6)
+    assert world.store.tasks() == []
+    assert world.told() == []
+    assert world.slurm.submitted == []
 
 
 def test_the_source_text_s_task_is_taken_byte_for_byte(world: World) -> None:
