@@ -304,6 +304,19 @@ def test_how_a_job_ended_is_told(lab: Lab, platform: Platform) -> None:
     platform.hears("waits", "scheduled", "running", "requeued", "cancelled")
 
 
+def test_a_task_that_a_user_submits_by_command_is_told_too(lab: Lab, platform: Platform) -> None:
+    document = json.dumps(small("by-command"))
+    done = crater(lab, "submit", "-", "--test-only", input=document)
+    assert done.returncode == 0, done.stderr
+    done = crater(lab, "submit", "-", "--parsable", input=document)
+    assert done.returncode == 0, done.stderr
+    job = int(done.stdout)
+    ready(lab, job)
+    let_go(lab, job)
+    told = platform.hears("by-command", "scheduled", "running", "completed")
+    assert {one["job_id"] for one in told} == {job}
+
+
 def test_what_slurm_refuses_is_told_as_rejected(lab: Lab, platform: Platform) -> None:
     document = small("odd", scheduling_config={"partition": "gold"})
     answer = platform.api("POST", "/schedule", document)
