@@ -61,9 +61,11 @@ def render(
     words: Sequence[str] = (),
     options: Sequence[str] = (),
     template: str | None = None,
+    enforced: bool = False,
 ) -> Batch:
     """The script of a task. ``words`` are a program that is used instead of the task's own,
-    ``options`` sbatch's, which win over the task's. UsageError when it can't be made."""
+    ``options`` sbatch's, which win over the task's; ``enforced`` says that crater's filter will
+    ask for what the directives say. UsageError when it can't be made."""
     notes = []
     program = program_of(task, settings, words)
     if not program.words:
@@ -77,7 +79,8 @@ def render(
             "/run_config/script or /run_config/command, or behind --"
         )
     chosen = templates.find(template or task.task_type, settings.templates)
-    values = values_of(task, program, settings, options) | {"template": chosen.name}
+    alone = settings.slurm_options == "all" or (settings.slurm_options == "auto" and not enforced)
+    values = values_of(task, program, options, alone) | {"template": chosen.name}
     return Batch(templates.render(chosen, values, settings.templates), chosen.name, tuple(notes))
 
 
@@ -103,7 +106,7 @@ def _script(name: str, arguments: Sequence[str]) -> Program:
 
 
 def values_of(
-    task: Task, program: Program, settings: Submit, options: Sequence[str] = ()
+    task: Task, program: Program, options: Sequence[str] = (), alone: bool = True
 ) -> dict[str, Any]:
     """What a template can write; nothing else is known to it."""
     request = request_of(task)
@@ -111,7 +114,7 @@ def values_of(
     return {
         "version": __version__,
         "task": _filled(type(task), task),
-        "sbatch": sbatch_options(task, request, settings, options),
+        "sbatch": sbatch_options(task, request, options, alone),
         "directives": [Quoted(line) for line in directive_lines(request)],
         "variables": list(variables(task, request).items()),
         "program": program.words,
@@ -144,9 +147,12 @@ def _filled(block: type[BaseModel], value: BaseModel | None) -> dict[str, Any]:
 
 
 def sbatch_options(
-    task: Task, request: Request, settings: Submit, options: Sequence[str] = ()
+    task: Task, request: Request, options: Sequence[str] = (), alone: bool = True
 ) -> list[str]:
-    """Options for #SBATCH lines; an option family that the user gave too is left out."""
+    """Options for #SBATCH lines; an option family that the user gave too is left out.
+
+    ``alone``: Slurm itself is asked for GPUs and cores.
+    """
     scheduling, run = task.scheduling_config, task.run_config
     own = said(options)
     found: dict[str, str | None] = {"--job-name": (run and run.name) or task.task_id}
@@ -163,9 +169,9 @@ def sbatch_options(
         found |= {"--chdir": run.working_directory, "--output": run.output}
     lines = [f"{name}={value}" for name, value in found.items() if value]
     whole = request.gpus and not (request.mig or request.gpu_sharing)
-    if settings.slurm_options != "none" and whole and not own & _GPU_OPTIONS:
+    if alone and whole and not own & _GPU_OPTIONS:
         lines.append(f"--gres=gpu:{request.gpus}")
-    if settings.slurm_options == "gpus_and_cores" and request.cpus and not own & _CORE_OPTIONS:
+    if alone and request.cpus and not own & _CORE_OPTIONS:
         lines.append(f"--cpus-per-task={request.cpus}")
         if request.physical_cores is not False:
             lines.append("--threads-per-core=1")

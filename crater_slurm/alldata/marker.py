@@ -13,7 +13,7 @@ from crater_slurm.errors import UsageError
 from crater_slurm.model import token
 
 PREFIX = "crater-task:"
-_WORD = re.compile(r"(?<!\S)crater-task:([A-Za-z0-9._:-]+)/([0-9a-f]{12})(?!\S)")
+_WORD = re.compile(r"(?<![^\s=])crater-task:([A-Za-z0-9._:-]+)/([0-9a-f]{12})(?!\S)")
 #: Slurm stops comments at 1,024 characters, and the filter puts the plan behind ours.
 _LONGEST_OWN = 512
 

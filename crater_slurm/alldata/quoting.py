@@ -7,7 +7,6 @@ wrote the template.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from typing import Any
 
 from crater_slurm.errors import UsageError
@@ -35,8 +34,9 @@ def sh(value: Any) -> Quoted:
         return Quoted("yes" if value else "no")
     if isinstance(value, int | float):
         return Quoted(value)
-    if isinstance(value, Iterable):
+    if isinstance(value, list | tuple):
         return Quoted(" ".join(sh(each) for each in value))
+    str(value)  # what is undefined says so itself
     raise UsageError(f"a template quotes a {type(value).__name__}; only texts and numbers can be")
 
 
@@ -45,10 +45,10 @@ def _in_marks(value: str) -> str:
     return "'" + value.replace("'", "'\"'\"'") + "'"
 
 
-def sbatch(value: str) -> Quoted:
+def sbatch(value: Any) -> Quoted:
     """An option behind #SBATCH, where sbatch reads quotation marks by rules of its own."""
-    if not value.isprintable() or _NOT_FOR_SBATCH.intersection(value):
-        raise UsageError(f"{value[:80]!r} can't stand behind #SBATCH; leave out \" ' \\ ` $")
+    if not isinstance(value, str) or not value.isprintable() or _NOT_FOR_SBATCH.intersection(value):
+        raise UsageError(f"{str(value)[:80]!r} can't stand behind #SBATCH; leave out \" ' \\ ` $")
     option, equals, said = value.partition("=")
     return Quoted(value if _PLAIN.fullmatch(said) or not said else f'{option}{equals}"{said}"')
 

@@ -24,8 +24,10 @@ from crater_slurm.errors import CraterError, UnavailableError, UsageError
 _MOST_BYTES = 4 * 1024 * 1024
 _LOCAL = frozenset({"127.0.0.1", "::1", "localhost"})
 _FIRST_SECONDS = 1.0
-#: What a task can end as; PREEMPTED and the like may come back.
-ENDS = frozenset({"completed", "failed", "cancelled", "timeout", "rejected"})
+#: What a task can end as.
+ENDS = frozenset(
+    {"completed", "failed", "cancelled", "timeout", "rejected", "preempted", "unknown"}
+)
 
 
 class ServerError(CraterError):
@@ -132,9 +134,11 @@ def _object(data: bytes, url: str) -> dict[str, Any]:
 
 
 def _refusal(error: urllib.error.HTTPError, url: str) -> CraterError:
-    said = _words(error)
+    said, refused = _words(error)
     if error.code == 409:
         return ConflictError(said)
+    if refused:
+        return ServerError(said)
     if error.code in (400, 413, 422):
         return UsageError(said)
     if error.code in (401, 403):
@@ -144,25 +148,23 @@ def _refusal(error: urllib.error.HTTPError, url: str) -> CraterError:
     return ServerError(f"{url} answers {error.code}: {said}")
 
 
-def _words(error: urllib.error.HTTPError) -> str:
-    """What the server said, in lines that may be printed."""
+def _words(error: urllib.error.HTTPError) -> tuple[str, bool]:
+    """What the server said, in lines that may be printed, and whether Slurm refused the job."""
     try:
         found = json.loads(error.read(_MOST_BYTES))
     except (ValueError, OSError):
-        return str(error.reason)
-    told = found
-    for name in ("problems", "errors", "detail", "message", "error"):
-        if isinstance(found, dict) and name in found:
-            told = found[name]
-            break
-    lines = [_line(one) for one in told] if isinstance(told, list) else [_line(told)]
-    return "\n".join("".join(c if c.isprintable() else "?" for c in line) for line in lines)
+        return str(error.reason), False
+    told = found.get("detail", found) if isinstance(found, dict) else found
+    parts = told if isinstance(told, list) else [told]
+    refused = any(isinstance(part, dict) and part.get("code") == "refused" for part in parts)
+    lines = [_line(part) for part in parts]
+    text = "\n".join("".join(c if c.isprintable() else "?" for c in line) for line in lines)
+    return text, refused
 
 
 def _line(told: Any) -> str:
     if not isinstance(told, dict):
         return str(told)
-    where = told.get("pointer") or "(the task)"
     value = told.get("value")
-    said = f"{where}: {told.get('message', '')}"
+    said = f"{told.get('pointer') or 'crater-scheduler'}: {told.get('message', '')}"
     return said if value is None else f"{said}; it is {value}"

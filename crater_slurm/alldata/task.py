@@ -201,40 +201,8 @@ def _names_a_program(command: tuple[str, ...]) -> bool:
 
 def _contradictions(task: Task) -> Iterator[Problem]:
     """What no single field can know."""
-    topology = task.topology_awareness
-    if topology and topology.enable_numa_binding is not None:
-        at = "/topology_awareness/numa_binding_policy"
-        policy = topology.numa_binding_policy
-        if topology.enable_numa_binding and policy is None:
-            yield Problem(
-                at, "missing", None, "is needed with enable_numa_binding: strict or best_effort"
-            )
-        if not topology.enable_numa_binding and policy is not None:
-            yield Problem(
-                at, "contradiction", shown(policy), "contradicts enable_numa_binding, false"
-            )
-    run = task.run_config
-    if run and run.command and run.script:
-        yield Problem(
-            "/run_config/script",
-            "contradiction",
-            shown(run.script),
-            "is given beside command; keep one of them",
-        )
-    if run and run.command is not None and not _names_a_program(run.command):
-        yield Problem(
-            "/run_config/command",
-            "value",
-            shown(run.command),
-            "names no program: the first word must be one, and not begin with -",
-        )
-    if run and run.arguments and not (run.command or run.script):
-        yield Problem(
-            "/run_config/arguments",
-            "contradiction",
-            shown(run.arguments),
-            "belong to no program; give script or command too",
-        )
+    yield from _of_topology(task.topology_awareness)
+    yield from _of_run(task.run_config)
     gpu = task.resource_requirements.gpu
     for name in ("memory_mb", "type", "mig") if gpu.count == 0 else ():
         if getattr(gpu, name) is not None:
@@ -244,3 +212,30 @@ def _contradictions(task: Task) -> Iterator[Problem]:
                 shown(getattr(gpu, name)),
                 "says something of GPUs, and count is 0; make it null or count at least 1",
             )
+
+
+def _of_topology(topology: TopologyAwareness | None) -> Iterator[Problem]:
+    if topology is None or topology.enable_numa_binding is None:
+        return
+    at = "/topology_awareness/numa_binding_policy"
+    policy = topology.numa_binding_policy
+    if topology.enable_numa_binding and policy is None:
+        words = "is needed with enable_numa_binding: strict or best_effort"
+        yield Problem(at, "missing", None, words)
+    if not topology.enable_numa_binding and policy is not None:
+        words = "contradicts enable_numa_binding, false"
+        yield Problem(at, "contradiction", shown(policy), words)
+
+
+def _of_run(run: RunConfig | None) -> Iterator[Problem]:
+    if run is None:
+        return
+    if run.command and run.script:
+        words = "is given beside command; keep one of them"
+        yield Problem("/run_config/script", "contradiction", shown(run.script), words)
+    if run.command is not None and not _names_a_program(run.command):
+        words = "names no program: the first word must be one, and not begin with -"
+        yield Problem("/run_config/command", "value", shown(run.command), words)
+    if run.arguments and not (run.command or run.script):
+        words = "belong to no program; give script or command too"
+        yield Problem("/run_config/arguments", "contradiction", shown(run.arguments), words)

@@ -5,8 +5,9 @@ Rendering refuses what is missing and what was not quoted; it never guesses a va
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,22 +81,31 @@ def find(name: str, site: Path) -> Template:
 
 def render(template: Template, values: Mapping[str, Any], site: Path) -> str:
     """The script. UsageError when the template asks for what is not there, or quotes badly."""
-    environment = _environment(site, template.file.parent)
+    environment = _environment(site, template.file.parent if template.site else site)
     try:
-        text = environment.from_string(template.text()).render(values)
+        text = environment.get_template(template.file.name).render(values)
     except jinja2.TemplateSyntaxError as error:
-        where = f"line {error.lineno}" + (f" of {error.name}" if error.name else "")
-        raise UsageError(f"the template {template.file}, {where}: {error.message}") from error
+        where = f"{error.filename or template.file}, line {error.lineno}"
+        raise UsageError(f"the template {where}: {error.message}") from error
     except jinja2.TemplateError as error:
         raise UsageError(f"the template {template.file}: {error.message}") from error
-    except UsageError as error:
+    except (
+        UsageError,
+        ArithmeticError,
+        LookupError,
+        TypeError,
+        ValueError,
+        RecursionError,
+    ) as error:
         raise UsageError(f"the template {template.file}: {error}") from error
     if len(text) > _LONGEST:
         raise UsageError(f"the template {template.file} makes a script of more than 1 MiB")
     return text if text.endswith("\n") else f"{text}\n"
 
 
+@functools.lru_cache(maxsize=16)
 def _environment(site: Path, beside: Path) -> jinja2.Environment:
+    """Keeps compiled templates; one whose file has changed is read anew."""
     shipped = jinja2.FileSystemLoader(shipped_folder())
     environment = ImmutableSandboxedEnvironment(
         loader=jinja2.ChoiceLoader(
@@ -112,6 +122,12 @@ def _environment(site: Path, beside: Path) -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    # Blocks and macros hold nothing but what was let pass, so that super() may be written.
+    environment.concat = _passed  # type: ignore[method-assign]
     # Jinja's own filters give texts that nobody quoted, which strict then refuses.
     environment.filters |= {"sh": quoting.sh, "sbatch": quoting.sbatch, "name": quoting.name}
     return environment
+
+
+def _passed(parts: Iterable[str]) -> quoting.Quoted:
+    return quoting.Quoted("".join(parts))

@@ -94,7 +94,7 @@ class Waiter:
             return self._accounted(job_id)
         state = job.get("JobState", "UNKNOWN").split(" ")[0]
         if state in ENDED:
-            end = End(state, *_codes(job.get("ExitCode", "")))
+            end = End(state, *codes(job.get("ExitCode", "")))
             return state, end.sentence, end
         if state == "PENDING":
             return state, f"PENDING ({job.get('Reason', 'None')})", None
@@ -103,11 +103,11 @@ class Waiter:
 
     def _accounted(self, job_id: int) -> tuple[str, str, End]:
         found = self.queue.end_of(job_id)
-        end = End(found[0], *_codes(found[1])) if found else End("UNKNOWN")
+        end = End(found[0], *codes(found[1])) if found else End("UNKNOWN")
         return end.state, end.sentence, end
 
 
-def _codes(text: str) -> tuple[int, int]:
+def codes(text: str) -> tuple[int, int]:
     """Exit code and signal of Slurm's ``1:0``."""
     code, _, number = text.partition(":")
     return (int(code) if code.isdecimal() else 0, int(number) if number.isdecimal() else 0)

@@ -18,7 +18,7 @@ class Signals:
     """SIGTERM and SIGINT wait while a task is being sent, and end the waiting afterwards."""
 
     def __init__(self) -> None:
-        self._raise = False
+        self._raise = self._deaf = False
         self._pending: int | None = None
         self._before: dict[int, Any] = {}
 
@@ -43,13 +43,10 @@ class Signals:
 
     def hold(self) -> None:
         """A further signal changes nothing: the job is being cancelled already."""
-        self._raise = False
-        self._heard = self._ignore  # type: ignore[method-assign]
+        self._raise, self._deaf = False, True
 
     def _heard(self, number: int, _: object) -> None:
         if self._raise:
             raise Stopped(number)
-        self._pending = number
-
-    def _ignore(self, number: int, _: object) -> None:
-        return None
+        if not self._deaf:
+            self._pending = number

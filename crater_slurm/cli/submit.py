@@ -31,6 +31,8 @@ def task_place(words: Sequence[str]) -> int | None:
     word = words[place]
     if word == "-" or word.endswith(".json"):
         return place
+    if not Path(word).is_file():
+        return None  # sbatch reads a pipe itself, or says what is wrong
     try:
         with Path(word).open("rb") as file:
             return place if file.read(256).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{") else None

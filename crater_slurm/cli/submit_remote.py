@@ -10,7 +10,7 @@ import click
 
 from crater_slurm.alldata.remote import Server, read_token
 from crater_slurm.alldata.task import parse
-from crater_slurm.alldata.waiting import CANCELLED, NO_CODE, OWN, TIMED_OUT
+from crater_slurm.alldata.waiting import OWN, End, codes
 from crater_slurm.cli.context import loaded
 from crater_slurm.cli.output import print_json
 from crater_slurm.errors import UsageError
@@ -81,16 +81,8 @@ def _tell(order: Order, found: dict[str, Any]) -> None:
 
 def status_of(end: dict[str, Any]) -> int:
     """Exit status of a task as the server tells it, the same as for a job of sbatch's."""
-    status = end.get("status")
-    if status == "completed":
-        return 0
-    if status == "timeout":
-        return TIMED_OUT
-    if status == "cancelled":
-        return CANCELLED
+    status = str(end.get("status"))
     if status == "rejected":
         return OWN + 1
-    code, number = end.get("exit_code"), end.get("signal")
-    if isinstance(code, int) and code:
-        return min(code, OWN - 1)
-    return min(128 + number, OWN - 1) if isinstance(number, int) and number else NO_CODE
+    # The server tells exit codes as Slurm does: 3:0.
+    return End(status.upper(), *codes(str(end.get("exit_code") or ""))).status

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from crater_slurm.config.submit import Submit
 
 
+#: Enough to say how much too large a task is, and no more.
+_MOST_READ = 16 * MOST_BYTES
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
     """The command line of one submission."""
@@ -102,10 +106,9 @@ def read_task(name: str) -> bytes:
     """A task's text, no more of it than a task can have. Raises UsageError."""
     try:
         if name == "-":
-            return sys.stdin.buffer.read(MOST_BYTES + 1)
+            return sys.stdin.buffer.read(_MOST_READ)
         with Path(name).open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            return file.read(max(MOST_BYTES, min(size, MOST_BYTES)) + 1)
+            return file.read(_MOST_READ)
     except OSError as error:
         raise UsageError(f"the task {name} can't be read: {error.strerror}") from error
 
@@ -118,7 +121,14 @@ def prepare(order: Order, task: Task, settings: Submit) -> Ready:
     clusters, _ = options.take(rest, "--clusters")
     if order.wait and "--array" in options.said(rest):
         raise UsageError("--wait follows one job, and --array makes several")
-    batch = render(task, settings, words=order.program, options=rest, template=order.template)
+    batch = render(
+        task,
+        settings,
+        words=order.program,
+        options=rest,
+        template=order.template,
+        enforced=enforced(),
+    )
     marker = Marker(
         task.task_id,
         fingerprint(task, list(order.program), list(order.options), order.template),
@@ -132,6 +142,11 @@ def prepare(order: Order, task: Task, settings: Submit) -> Ready:
         clusters,
         (*batch.notes, *notes(task, loaded().settings.sharing)),
     )
+
+
+def enforced() -> bool:
+    """Whether crater's filter asks Slurm for what directives say."""
+    return loaded().settings.filter.mode == "enforce"
 
 
 def _program() -> str:

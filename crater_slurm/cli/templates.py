@@ -44,9 +44,10 @@ def render(task: str, template: str | None) -> None:
     """Print the batch script of TASK, a file or - for standard input."""
     from crater_slurm.alldata import batch
     from crater_slurm.alldata.task import parse
-    from crater_slurm.cli.submit_task import read_task
+    from crater_slurm.cli.submit_task import enforced, read_task
 
-    made = batch.render(parse(read_task(task)), loaded().settings.submit, template=template)
+    settings = loaded().settings.submit
+    made = batch.render(parse(read_task(task)), settings, template=template, enforced=enforced())
     for note in made.notes:
         click.echo(f"crater: note: {note}", err=True)
     click.echo(made.script, nl=False)

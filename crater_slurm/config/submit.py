@@ -28,11 +28,11 @@ class Submit(Section):
         description="What becomes of a task for which no program is known: a job that prints "
         "what it was given and ends, or an error.",
     )
-    slurm_options: Literal["gpus_and_cores", "gpus", "none"] = Field(
-        default="gpus_and_cores",
-        description="What a task asks of Slurm itself beside #CRATER lines (--gres=gpu, -c with "
-        "one thread of each core), so that it has them also where the filter changes nothing. "
-        "none: crater's filter asks for everything, with the GPU type that it chose.",
+    slurm_options: Literal["auto", "all", "none"] = Field(
+        default="auto",
+        description="all: tasks ask Slurm itself for GPUs and cores (--gres=gpu, -c with one "
+        "thread of each core) beside their #CRATER lines. none: crater's filter asks for "
+        "everything, with the GPU type that it chose. auto: none where filter.mode is enforce.",
     )
     timeout_seconds: float = Field(
         default=60,

@@ -218,11 +218,13 @@ def _unit(request: Request, job: Job, threads: bool, notes: list[str]) -> tuple[
     by physical-cores, or by --threads-per-core, which wins.
     """
     own = job.threads_per_core
-    if own is not None and request.physical_cores is not None:
-        if (own == 1) is not request.physical_cores:
-            said = "yes" if request.physical_cores else "no"
-            notes.append(f"--threads-per-core={own} wins over physical-cores={said}")
-        return threads, None
+    said = request.physical_cores
+    if own is not None and said is not None and (own == 1) is not said:
+        word = "yes" if said else "no"
+        notes.append(f"--threads-per-core={own} wins over physical-cores={word}")
+    if own is not None:
+        # Of one thread of each core the options count cores.
+        return threads and own > 1, None
     if request.physical_cores and (threads or request.cpus is None):
         return False, True
     if request.physical_cores is False and not threads and request.cpus is not None:

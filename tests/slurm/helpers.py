@@ -79,23 +79,27 @@ def ready(lab: Lab) -> Lab:
     # Otherwise the filter's breaker would open by chance.
     file.write_text("return {deadline_ms = 2000, breaker_seconds = 1}\n")
     file.chmod(0o644)
-    _bring_python(lab, None)
+    bring_python(lab)
     if "scheduler" in lab.spec.daemons and lab.spec.seeded:
         planning(lab)
     return lab
 
 
-def _bring_python(lab: Lab, node: str | None) -> None:
+def bring_python(lab: Lab, node: str | None = None) -> None:
     """Let everybody find this installation there; it may lie in a folder of root's."""
     folders = {
         "python": Path(sys.base_prefix),
         "crater_slurm": paths.PACKAGE,
         "site": Path(get_path("purelib")),
+        "templates": paths.share("templates"),
     }
     for name, source in folders.items():
         target = f"{PEOPLE}/{name}"
         for words in (["mkdir", "-p", target], ["mount", "--bind", str(source), target]):
             lab.run(words, user="root", node=node, machine_side=True, check=True)
+    # So that it is found to be a source tree, with its templates beside the package.
+    tree = ["touch", f"{PEOPLE}/pyproject.toml"]
+    lab.run(tree, user="root", node=node, machine_side=True, check=True)
 
 
 def planning(lab: Lab) -> None:
@@ -227,7 +231,7 @@ def python(
     """Run this installation's Python in the lab, with all that crater can import."""
     node = how.get("node")
     if node and lab.node_run(node, ["test", "-d", f"{PEOPLE}/python/bin"]).returncode:
-        _bring_python(lab, node)
+        bring_python(lab, node)
     program = Path(sys.executable).resolve().relative_to(Path(sys.base_prefix).resolve())
     variables_ = {
         "PYTHONHOME": f"{PEOPLE}/python",

@@ -233,6 +233,13 @@ def test_threads_per_core_win_over_physical_cores(own: int, said: str, told: boo
     assert notes == ((f"--threads-per-core={own} wins over physical-cores={said}",) if told else ())
 
 
+@pytest.mark.parametrize(("own", "threads"), [(1, False), (2, True), (None, True)])
+def test_of_one_thread_of_each_core_the_options_count_cores(own: int | None, threads: bool) -> None:
+    """Slurm wants 32 cores for -c 32 --threads-per-core=1: 16 with two threads each don't do."""
+    need = joined("gpus=1", threads_per_core=own, cpus_per_task=32).need
+    assert (need.cpus, need.cpus_are_threads) == (32, threads)
+
+
 @pytest.mark.parametrize("words", ["mig=1g.5gb", "tensor-cores=yes", "mig=1g.5gb tensor-cores=yes"])
 def test_what_is_asked_of_a_gpu_asks_for_one(words: str) -> None:
     found = joined(words)

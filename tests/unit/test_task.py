@@ -7,19 +7,24 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import jsonschema
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from task_samples import CASES, LLAMA, llama, paths, put, without
 
+from crater_slurm.alldata import waiting
 from crater_slurm.alldata.document import MOST_BYTES, Problem, TaskError, pointer
+from crater_slurm.alldata.journal import BusyError
 from crater_slurm.alldata.request import counterparts, directive_lines, request_of
+from crater_slurm.alldata.sending import ConflictError, RefusedError, UnknownOutcomeError
 from crater_slurm.alldata.task import fingerprint, json_schema, parse
 from crater_slurm.cli.main import crater
+from crater_slurm.errors import CraterError, SlurmError, UnavailableError, UsageError
 from crater_slurm.model.directives import parse_script
 from crater_slurm.model.request import BY_KEY, REQUIREMENTS, Request
 
@@ -442,6 +447,7 @@ def _line() -> st.SearchStrategy[str]:
     )
 
 
+@settings(deadline=None)
 @given(
     st.fixed_dictionaries({}, optional={r.attribute: _values(r) for r in REQUIREMENTS}).map(
         lambda values: Request(**values)
@@ -455,6 +461,7 @@ def test_directive_lines_are_read_back_as_the_same_request(request_: Request) ->
     assert not found.notes
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_any_request_can_be_said_as_a_task(data: st.DataObject) -> None:
     document = _bare("gpu-type")
@@ -530,6 +537,7 @@ def test_the_schema_refuses_what_crater_refuses() -> None:
         assert not schema.is_valid(put(llama(), path, wrong)), path
 
 
+@settings(deadline=None)
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -548,6 +556,7 @@ def test_no_json_makes_the_reader_fail_otherwise(value: Any) -> None:
             assert all(str(problem).isprintable() for problem in error.problems)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_no_bytes_make_the_reader_fail_otherwise(data: bytes) -> None:
     with pytest.raises(TaskError):
@@ -556,3 +565,36 @@ def test_no_bytes_make_the_reader_fail_otherwise(data: bytes) -> None:
 
 def test_the_limit_is_the_documented_one() -> None:
     assert MOST_BYTES == 256 * 1024
+
+
+# The documentation.
+
+DOCS = CASES.parents[2] / "docs"
+
+
+def test_the_task_in_the_documentation_is_the_source_text_s() -> None:
+    text = (DOCS / "alldata.md").read_text()
+    example = re.search(r"```json\n(.*?)```", text, re.DOTALL)
+    assert example is not None
+    assert json.loads(example.group(1)) == llama()
+
+
+@pytest.mark.parametrize("path", paths(EVERY), ids=lambda p: pointer(*p))
+def test_every_field_is_documented(path: tuple[str, ...]) -> None:
+    text = (DOCS / "alldata.md").read_text()
+    assert re.search(rf"[`.\"]{path[-1]}[`.\":]", text)
+
+
+def test_every_directive_s_field_names_it_in_the_documentation() -> None:
+    text = (DOCS / "alldata.md").read_text()
+    for key, where in counterparts().items():
+        assert f"`{key}`" in text or where.rpartition("/")[2].replace("_", "-") == key, key
+
+
+def test_every_exit_code_of_submit_is_documented() -> None:
+    text = (DOCS / "submit.md").read_text().partition("## Exit codes")[2]
+    codes = {int(code) for code in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)}
+    errors = (CraterError, UsageError, SlurmError, UnavailableError, RefusedError)
+    own = {e.exit_code for e in (*errors, ConflictError, UnknownOutcomeError, BusyError)}
+    ends = {waiting.TIMED_OUT, waiting.NO_CODE, waiting.CANCELLED, waiting.OUT_OF_MEMORY}
+    assert codes == own | ends | {0}

@@ -7,7 +7,7 @@
 #SBATCH --reservation=maint-1
 #SBATCH --time=1-00:00:00
 #SBATCH --nodes=2
-#SBATCH "--chdir=/project/run 1"
+#SBATCH --chdir="/project/run 1"
 #SBATCH --output=/project/log/%j.out
 #SBATCH --cpus-per-task=16
 #SBATCH --threads-per-core=1
@@ -59,10 +59,11 @@ read -r first_node < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 export MASTER_ADDR="$first_node"
 export MASTER_PORT="$((20000 + SLURM_JOB_ID % 10000))"
 
-# The job's own folders on the node, which the container must see.
+# The job's own folders on the node, and those of crater_slurm.job, which the container must see.
+ring="${CRATER_RING:-}"
 folders=()
 for folder in "${CRATER_CHECKPOINT_PATH:-}" "${CRATER_DATASET_PATH:-}" "${CRATER_CACHE_PATH:-}" \
-    "${CRATER_TMPDIR:-}"; do
+    "${CRATER_TMPDIR:-}" "${CRATER_JOB_PATH:-}" "${ring%/*}"; do
     if [ -d "$folder" ]; then folders+=("$folder"); fi
 done
 
@@ -79,6 +80,6 @@ launch+=(/images/torch.sif)
 export OMP_NUM_THREADS="$((${CRATER_COMPUTE_CPU_COUNT:-$SLURM_CPUS_ON_NODE} / 4))"
 if [ "$OMP_NUM_THREADS" -lt 1 ]; then OMP_NUM_THREADS=1; fi
 launch+=(torchrun --nnodes="$SLURM_JOB_NUM_NODES" --nproc-per-node=4
-    --rdzv-id="$SLURM_JOB_ID" --rdzv-backend=c10d --rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT" --)
+    --rdzv-id="$SLURM_JOB_ID" --rdzv-backend=c10d --rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT")
 launch+=(/project/train.py --lr 1e-4)
 exec -- "${launch[@]}"

@@ -39,6 +39,6 @@ launch+=(srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --n
 export OMP_NUM_THREADS="$((${CRATER_COMPUTE_CPU_COUNT:-$SLURM_CPUS_ON_NODE} / 8))"
 if [ "$OMP_NUM_THREADS" -lt 1 ]; then OMP_NUM_THREADS=1; fi
 launch+=(torchrun --nnodes="$SLURM_JOB_NUM_NODES" --nproc-per-node=8
-    --rdzv-id="$SLURM_JOB_ID" --rdzv-backend=c10d --rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT" --)
+    --rdzv-id="$SLURM_JOB_ID" --rdzv-backend=c10d --rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT")
 launch+=(/project/pretrain.py --config 8b.yaml)
 exec -- "${launch[@]}"

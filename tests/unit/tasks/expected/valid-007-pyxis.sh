@@ -24,10 +24,11 @@ export TOKENIZERS_PARALLELISM="${TOKENIZERS_PARALLELISM:-false}"
 # Memory of one turn must be usable for the other.
 export PYTORCH_CUDA_ALLOC_CONF="${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}"
 
-# The job's own folders on the node, which the container must see.
+# The job's own folders on the node, and those of crater_slurm.job, which the container must see.
+ring="${CRATER_RING:-}"
 folders=()
 for folder in "${CRATER_CHECKPOINT_PATH:-}" "${CRATER_DATASET_PATH:-}" "${CRATER_CACHE_PATH:-}" \
-    "${CRATER_TMPDIR:-}"; do
+    "${CRATER_TMPDIR:-}" "${CRATER_JOB_PATH:-}" "${ring%/*}"; do
     if [ -d "$folder" ]; then folders+=("$folder"); fi
 done
 
