@@ -30,10 +30,14 @@ _WRONG_PER_SECOND, _WRONG_AT_ONCE = 2.0, 20
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks. ``user`` is whose jobs the caller's tasks are; ``admin`` sees everybody's."""
+    """Who asks. ``user`` is whose jobs the caller's tasks are; ``admin`` sees everybody's.
+
+    ``key`` is whose requests are counted: each token's by itself.
+    """
 
     client: str
     scopes: frozenset[str]
+    key: str
     user: str | None = None
     admin: bool = False
     person: bool = False
@@ -99,7 +103,7 @@ class Callers:
         else:
             raise _unknown("send 'Authorization: Bearer <token>', or MUNGE <credential>")
         settings = self._settings
-        self._count(caller.client, settings.requests_per_second, settings.requests_burst)
+        self._count(caller.key, settings.requests_per_second, settings.requests_burst)
         return Call(caller, body)
 
     def _by_token(self, text: str, address: str) -> Caller:
@@ -110,7 +114,7 @@ class Callers:
         if token is None:
             self._count(f"wrong {address}", _WRONG_PER_SECOND, _WRONG_AT_ONCE)
             raise _unknown("the token is unknown or revoked")
-        return Caller(token.client, token.scopes, token.user)
+        return Caller(token.client, token.scopes, f"token {token.name}", token.user)
 
     def _by_munge(self, credential: str, body: bytes) -> Caller:
         try:
@@ -125,7 +129,8 @@ class Callers:
             raise HTTPException(403, f"this machine knows no user {proof.uid}") from error
         admin = proof.uid in self._admins
         scopes = frozenset(tokens.SCOPES)
-        return Caller(f"user:{name}"[:64], scopes, name, admin, person=True)
+        client = f"user:{name}"[:64]
+        return Caller(client, scopes, client, name, admin, person=True)
 
     def _count(self, key: str, per_second: float, burst: float) -> None:
         with self._lock:

@@ -145,7 +145,7 @@ class Tasks:
             while len(self._plans) > _MOST_PLANS:
                 self._plans.pop(next(iter(self._plans)))
         elif self._told and (found := first(comment)):
-            with contextlib.suppress(KeyError, ValueError):
+            with contextlib.suppress(KeyError, ValueError, RuntimeError):
                 user = pwd.getpwuid(int(message.get("uid", "-1"))).pw_name
                 self.recoverer.adopt_later(user, found, plan_id)
 

@@ -5,6 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,9 +37,9 @@ from crater_slurm.alldata import tokens
 from crater_slurm.alldata.submission import AwayError, RefusedError
 from crater_slurm.config import Settings
 from crater_slurm.config.settings import Scheduler
-from crater_slurm.errors import SlurmError, StoreError
+from crater_slurm.errors import ConfigError, SlurmError, StoreError
 from crater_slurm.model.plan import Decision, Mode, Verdict
-from crater_slurm.scheduler import api
+from crater_slurm.scheduler import api, main
 from crater_slurm.scheduler.predicting import Predictor
 from crater_slurm.scheduler.tasks import Tasks
 from crater_slurm.slurm import munge
@@ -498,3 +505,61 @@ def test_schemathesis_finds_no_500(service: Service, login: Login) -> None:
 
         check()
     assert "/api/v1/schedule" in seen
+
+
+# TLS
+
+
+def test_certificate_and_key_belong_together_and_the_key_is_ours_alone(tmp_path: Path) -> None:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    assert main._tls(Scheduler()) == (None, None)
+    with pytest.raises(ConfigError, match="belong together"):
+        main._tls(Scheduler(tls_cert_file=cert))
+    with pytest.raises(ConfigError, match="tls_cert_file: .* No such file"):
+        main._tls(Scheduler(tls_cert_file=cert, tls_key_file=key))
+    cert.touch()
+    key.touch(0o644)
+    with pytest.raises(ConfigError, match="may be read by others; chmod 0600"):
+        main._tls(Scheduler(tls_cert_file=cert, tls_key_file=key))
+    key.chmod(0o600)
+    assert main._tls(Scheduler(tls_cert_file=cert, tls_key_file=key)) == (str(cert), str(key))
+
+
+def test_the_api_is_served_over_tls(tmp_path: Path, service: Service) -> None:
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("openssl is not installed")
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    words = [
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=localhost",
+    ]
+    words += ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    subprocess.run([openssl, *words, "-out", cert, "-keyout", key], check=True, capture_output=True)
+    key.chmod(0o600)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    made = Scheduler(listen=f"127.0.0.1:{port}", tls_cert_file=cert, tls_key_file=key)
+    app = api.build(service, [], CollectorRegistry())  # type: ignore[arg-type]
+    # Ended with the tests: uvicorn would take their signals.
+    threading.Thread(target=main._serve, args=(app, made), daemon=True).start()
+    trusted = ssl.create_default_context(cafile=str(cert))
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            with urllib.request.urlopen(f"https://127.0.0.1:{port}/healthz", context=trusted) as a:
+                assert json.load(a) == {"status": "ok"}
+            break
+        except OSError:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    with pytest.raises(OSError):
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=5)
