@@ -60,6 +60,11 @@ def build(fake: Fake) -> FastAPI:
     app = FastAPI(title="fake AllData", version="1")
     _platform(app, fake)
     _control(app, fake)
+
+    @app.get("/")
+    def page() -> HTMLResponse:
+        return HTMLResponse(_page(fake), headers={"Content-Security-Policy": _POLICY})
+
     return app
 
 
@@ -143,10 +148,6 @@ def _control(app: FastAPI, fake: Fake) -> None:
     def forget() -> dict[str, int]:
         fake.receiver.forget()
         return {"received": 0}
-
-    @app.get("/")
-    def page() -> HTMLResponse:
-        return HTMLResponse(_page(fake), headers={"Content-Security-Policy": _POLICY})
 
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"

@@ -29,6 +29,7 @@ from crater_slurm.alldata.recover import Recoverer
 from crater_slurm.alldata.sender import Sender
 from crater_slurm.alldata.submission import Submitter
 from crater_slurm.alldata.submitter import RUN
+from crater_slurm.config.alldata import AllData, Callback
 from crater_slurm.config.settings import Settings
 from crater_slurm.errors import ConfigError
 from crater_slurm.slurm.client import Client
@@ -58,25 +59,7 @@ class Tasks:
         #: Decisions by the token of the task that is being submitted.
         self._plans: dict[str, str] = {}
         self.problem = ""
-        self.deliverer: Deliverer | None = None
-        self._sender: Sender | None = None
-        outcomes = Counter(
-            "crater_callbacks", "Attempts to deliver callbacks", ["outcome"], registry=registry
-        )
-        if own.callback.url:
-            try:
-                self._sender = Sender(own.callback, clock)
-                self.deliverer = Deliverer(
-                    own.callback,
-                    store,
-                    self._sender.send,
-                    owner=_owner(),
-                    clock=clock,
-                    told=lambda outcome: outcomes.labels(outcome).inc(),
-                )
-            except ConfigError as error:
-                self.problem = f"no callbacks are sent: {error}"
-                _log.error("%s", self.problem)
+        self._sender, self.deliverer = self._delivering(own.callback, store, registry)
         self.intake = Intake(
             own,
             store,
@@ -95,19 +78,46 @@ class Tasks:
         self.follower = Follower(
             own, store, client, recover=self.recoverer.recover, written=self._written, clock=clock
         )
-        self.poller: Poller | None = None
-        self._queue: HttpQueue | None = None
-        if own.poll:
-            try:
-                self._queue = HttpQueue(own)
-                self.poller = Poller(own, self.intake, self._queue)
-            except ConfigError as error:
-                self.problem = f"the platform's queue is not read: {error}"
-                _log.error("%s", self.problem)
+        self._queue, self.poller = self._polling(own)
         looks = Gauge("crater_task_looks", "Questions to Slurm after tasks", registry=registry)
         looks.set_function(lambda: self.follower.looks)
         self._stop = threading.Event()
         self._upkeep = threading.Thread(target=self._keep_up, name="upkeep", daemon=True)
+
+    def _delivering(
+        self, own: Callback, store: Callable[[], Store], registry: CollectorRegistry
+    ) -> tuple[Sender | None, Deliverer | None]:
+        outcomes = Counter(
+            "crater_callbacks", "Attempts to deliver callbacks", ["outcome"], registry=registry
+        )
+        if not own.url:
+            return None, None
+        try:
+            sender = Sender(own, self._clock)
+        except ConfigError as error:
+            self.problem = f"no callbacks are sent: {error}"
+            _log.error("%s", self.problem)
+            return None, None
+        deliverer = Deliverer(
+            own,
+            store,
+            sender.send,
+            owner=_owner(),
+            clock=self._clock,
+            told=lambda outcome: outcomes.labels(outcome).inc(),
+        )
+        return sender, deliverer
+
+    def _polling(self, own: AllData) -> tuple[HttpQueue | None, Poller | None]:
+        if not own.poll:
+            return None, None
+        try:
+            queue = HttpQueue(own)
+        except ConfigError as error:
+            self.problem = f"the platform's queue is not read: {error}"
+            _log.error("%s", self.problem)
+            return None, None
+        return queue, Poller(own, self.intake, queue)
 
     def start(self) -> None:
         self.follower.start()

@@ -271,6 +271,20 @@ class TaskStoreContract:
         assert store.retry_callbacks(200.0) == 2
         assert len(store.claim_callbacks("me", 200.0, 60.0, 10)) == 3
 
+    def test_what_nobody_answered_can_be_hastened_and_what_was_refused_can_not(
+        self, store: Store
+    ) -> None:
+        for i in range(2):
+            tell(store, store.add_task(new_task(f"t{i}"))[0], "rejected")
+        first, second = sorted(
+            store.claim_callbacks("me", 100.0, 60.0, 10), key=lambda c: c.task_id
+        )
+        waiting = {"delivery": "waiting", "now": 101.0, "next_try": 700.0}
+        store.finish_callback(first.number, "me", error="Connection refused", **waiting)  # type: ignore[arg-type]
+        store.finish_callback(second.number, "me", error="500", http_status=500, **waiting)  # type: ignore[arg-type]
+        assert store.hasten_callbacks(200.0) == 1
+        assert [one.task_id for one in store.claim_callbacks("me", 200.0, 60.0, 10)] == ["t0"]
+
     def test_a_callback_goes_with_its_task(self, store: Store, url: str) -> None:
         tell(store, store.add_task(new_task())[0], "rejected")
         execute(url, "DELETE FROM task")
