@@ -7,12 +7,14 @@ under way, before anything is sent again.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from crater_slurm.alldata import payload
 from crater_slurm.alldata.run_as import Account, account
@@ -109,11 +111,12 @@ class Intake:
             state=State.SUBMITTING.value,
             time=now,
             look=now + _LOOK_SECONDS,
+            attempt=now,
         )
         stored, fresh = self._open_store().add_task(new)
         if not fresh:
             return Taken(self._same(stored, new), False)
-        return Taken(self.attempt(stored, task, whom), True)
+        return Taken(self._submit(stored, task, whom), True)
 
     def _same(self, stored: StoredTask, new: NewTask) -> StoredTask:
         """What the client got for this task before."""
@@ -132,7 +135,10 @@ class Intake:
         now = self._clock()
         if not store.begin_attempt(stored, now):
             return self.again(stored)  # another scheduler has it in hand
-        stored = self.again(stored)
+        return self._submit(self.again(stored), task, user)
+
+    def _submit(self, stored: StoredTask, task: Task, user: Account) -> StoredTask:
+        """Ask Slurm for a task whose attempt is written down."""
         try:
             done = self._submitter.submit(task, user, stored.token)
         except RefusedError as error:
@@ -156,7 +162,7 @@ class Intake:
     def commit(self, stored: StoredTask, done: Submitted) -> StoredTask:
         """Write down which job a task became."""
         now = self._clock()
-        change = {
+        change: dict[str, Any] = {
             "job_id": done.job_id,
             "plan_id": done.plan_id or stored.plan_id or self._plan_of(stored.token),
             "state": State.SUBMITTED.value,
@@ -167,7 +173,8 @@ class Intake:
         }
         if not self._open_store().change_task(stored, change):
             _log.info("task %s: another scheduler noted its job", stored.task_id)
-        return self.again(stored)
+            return self.again(stored)
+        return dataclasses.replace(stored, **change)
 
     def again(self, stored: StoredTask) -> StoredTask:
         found = self._open_store().task_of_number(stored.number)

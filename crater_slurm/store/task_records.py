@@ -12,7 +12,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewTask:
-    """A task as it is taken in; ``body`` is JSON text, ``token`` what its job will carry."""
+    """A task as it is taken in; ``body`` is JSON text, ``token`` what its job will carry.
+
+    With ``attempt`` whoever keeps it is about to have its job submitted.
+    """
 
     client: str
     task_id: str
@@ -24,6 +27,7 @@ class NewTask:
     state: str
     time: float
     look: float | None = None
+    attempt: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

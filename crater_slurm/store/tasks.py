@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Engine, Row, delete, insert, or_, select, update
+from sqlalchemy import Engine, Row, Select, bindparam, delete, insert, or_, select, update
 from sqlalchemy.exc import IntegrityError
 
 from crater_slurm.errors import StoreError
@@ -31,6 +31,27 @@ _COLUMNS = (
 _DAY_US = 86_400 * 10**6
 
 
+def _query(**columns: Any) -> Select[Any]:
+    """Made once: to put a query together takes longer than to run it."""
+    where = [column == bindparam(name) for name, column in columns.items()]
+    return select(*_COLUMNS).where(*where).order_by(TaskRow.number.desc()).limit(1)
+
+
+_BY_ID = _query(client=TaskRow.client, task_id=TaskRow.task_id)
+_BY_NUMBER = _query(number=TaskRow.number)
+_BY_TOKEN = _query(token=TaskRow.token)
+_BY_JOB = _query(job_id=TaskRow.job_id)
+#: A change counts only for who knew the newest state; ``is_`` keeps names apart from the columns'.
+_CHANGE = update(TaskRow).where(
+    TaskRow.number == bindparam("is_number"),
+    TaskRow.state == bindparam("is_state"),
+    TaskRow.sequence == bindparam("is_sequence"),
+    TaskRow.restarts == bindparam("is_restarts"),
+    # Two changes without a callback must not undo one another either.
+    TaskRow.changed_us == bindparam("is_changed"),
+)
+
+
 class Tasks:
     """The part of the store that is about a platform's tasks. Every method is one transaction."""
 
@@ -38,7 +59,7 @@ class Tasks:
 
     def add_task(self, new: NewTask) -> tuple[StoredTask, bool]:
         """Keeps a task; the one that is there, and False, when its client sent that id before."""
-        row = {
+        row: dict[str, Any] = {
             "client": new.client,
             "task_id": new.task_id,
             "body_hash": new.body_hash,
@@ -50,41 +71,40 @@ class Tasks:
             "created_us": _us(new.time),
             "changed_us": _us(new.time),
             "look_us": _us(new.look),
+            "attempt_us": _us(new.attempt),
         }
         row |= {"settled": False, "sequence": 0, "restarts": 0, "reason": "", "resources": "{}"}
-        if (known := self.task(new.client, new.task_id)) is not None:
-            return known, False
         try:
             with engines.writing(self._engine) as connection:
-                connection.execute(insert(TaskRow).values(**row))
+                key = connection.execute(insert(TaskRow), row).inserted_primary_key
         except StoreError as error:
             if not isinstance(error.__cause__, IntegrityError):
                 raise
-        found = self.task(new.client, new.task_id)
-        if found is None:
-            raise StoreError(f"the task {new.task_id} was not kept; send it again")
-        return found, found.token == new.token
+            if (known := self.task(new.client, new.task_id)) is None:
+                raise
+            return known, False
+        assert key is not None
+        return _kept(new, int(key[0])), True
 
     def task(self, client: str, task_id: str) -> StoredTask | None:
         """The task of that id of a client."""
-        return self._one_task(TaskRow.client == client, TaskRow.task_id == task_id)
+        return self._one_task(_BY_ID, client=client, task_id=task_id)
 
     def task_of_number(self, number: int) -> StoredTask | None:
         """The task of the store's own number."""
-        return self._one_task(TaskRow.number == number)
+        return self._one_task(_BY_NUMBER, number=number)
 
     def task_of_token(self, token: str) -> StoredTask | None:
         """The task whose job carries this token."""
-        return self._one_task(TaskRow.token == token)
+        return self._one_task(_BY_TOKEN, token=token)
 
     def task_of_job(self, job_id: int) -> StoredTask | None:
         """The newest task that became this job; Slurm's ids begin again some day."""
-        return self._one_task(TaskRow.job_id == job_id)
+        return self._one_task(_BY_JOB, job_id=job_id)
 
-    def _one_task(self, *where: Any) -> StoredTask | None:
-        query = select(*_COLUMNS).where(*where).order_by(TaskRow.number.desc()).limit(1)
+    def _one_task(self, query: Select[Any], **values: Any) -> StoredTask | None:
         with engines.reading(self._engine) as connection:
-            row = connection.execute(query).first()
+            row = connection.execute(query, values).first()
         return None if row is None else _task(row)
 
     def task_body(self, number: int) -> str:
@@ -160,15 +180,15 @@ class Tasks:
         values = {name: _value(name, value) for name, value in changes.items()}
         values = {_COLUMN_OF.get(name, name): value for name, value in values.items()}
         values["sequence"] = callbacks[-1].sequence if callbacks else task.sequence
-        query = update(TaskRow).where(
-            TaskRow.number == task.number,
-            TaskRow.state == task.state,
-            TaskRow.sequence == task.sequence,
-            # Two changes without a callback must not undo one another either.
-            TaskRow.changed_us == _us(task.changed),
-        )
+        known = {
+            "is_number": task.number,
+            "is_state": task.state,
+            "is_sequence": task.sequence,
+            "is_restarts": task.restarts,
+            "is_changed": _us(task.changed),
+        }
         with engines.writing(self._engine) as connection:
-            if not connection.execute(query.values(**values)).rowcount:
+            if not connection.execute(_CHANGE.values(**values), known).rowcount:
                 return False
             if callbacks:
                 connection.execute(
@@ -215,6 +235,39 @@ def _task(row: Row[Any]) -> StoredTask:
         us = getattr(row, f"{name}_us")
         fields[name] = None if us is None else us / 1e6
     return StoredTask(**fields, user=row.user_name, resources=json.loads(row.resources))
+
+
+def _kept(new: NewTask, number: int) -> StoredTask:
+    """The task as it was just written."""
+    return StoredTask(
+        number=number,
+        client=new.client,
+        task_id=new.task_id,
+        body_hash=new.body_hash,
+        user=new.user,
+        token=new.token,
+        source=new.source,
+        state=new.state,
+        settled=False,
+        sequence=0,
+        job_id=None,
+        plan_id=None,
+        restarts=0,
+        created=_exact(new.time),
+        changed=_exact(new.time),
+        attempt=None if new.attempt is None else _exact(new.attempt),
+        submitted=None,
+        started=None,
+        ended=None,
+        look=None if new.look is None else _exact(new.look),
+        exit_code=None,
+        reason="",
+    )
+
+
+def _exact(seconds: float) -> float:
+    """A time as the store gives it back."""
+    return round(seconds * 1e6) / 1e6
 
 
 def _callback_row(task: int, one: NewCallback) -> dict[str, Any]:

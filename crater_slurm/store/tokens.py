@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Engine, Row, insert, or_, select, update
+from sqlalchemy import Engine, Row, bindparam, insert, or_, select, update
 from sqlalchemy.exc import IntegrityError
 
 from crater_slurm.errors import StoreError, UsageError
@@ -19,6 +19,7 @@ _COLUMNS = (
     *(getattr(ApiTokenRow, f"{name}_us") for name in _TIMES),
     *(ApiTokenRow.scopes, ApiTokenRow.user_name),
 )
+_BY_KEY = select(*_COLUMNS).where(ApiTokenRow.key == bindparam("wanted"))
 #: When a token was last used is kept this exactly: not every request need write.
 _USED_SECONDS = 60.0
 
@@ -46,9 +47,8 @@ class ApiTokens:
 
     def token_by_key(self, key: str) -> ApiToken | None:
         """The token of a public key, revoked or not."""
-        query = select(*_COLUMNS).where(ApiTokenRow.key == key)
         with engines.reading(self._engine) as connection:
-            row = connection.execute(query).first()
+            row = connection.execute(_BY_KEY, {"wanted": key}).first()
         return None if row is None else _token(row)
 
     def api_tokens(self) -> list[ApiToken]:
