@@ -37,6 +37,12 @@ def find(text: str, task_id: str) -> Marker | None:
     return None
 
 
+def first(text: str) -> Marker | None:
+    """The first marker of any task in a comment."""
+    match = _WORD.search(text)
+    return Marker(*match.groups()) if match else None
+
+
 def comment(marker: Marker, own: str | None) -> str:
     """A comment with the marker before the user's own, whose ``crater:`` directives reach to its
     end. Raises UsageError for one that leaves no room."""

@@ -14,6 +14,11 @@ from crater_slurm.errors import CraterError, nearest
 
 #: Command, where it lives, and its line in ``crater --help``; kept here so that help is instant.
 COMMANDS: dict[str, tuple[str, str]] = {
+    "alldata": ("crater_slurm.cli.alldata:alldata", "Run a fake AllData server."),
+    "callbacks": (
+        "crater_slurm.cli.callbacks:callbacks",
+        "List, repeat and test what a platform is told.",
+    ),
     "check": ("crater_slurm.cli.explain:check", "Say what a script would get, before submitting."),
     "checkpoints": (
         "crater_slurm.cli.checkpoints:checkpoints",
@@ -41,6 +46,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "simulate": ("crater_slurm.cli.simulate:simulate", "Replay a trace under placement policies."),
     "submit": ("crater_slurm.cli.submit:submit", "Submit a task, or what sbatch takes, as a job."),
     "templates": ("crater_slurm.cli.templates:templates", "List, show and try script templates."),
+    "tokens": ("crater_slurm.cli.tokens:tokens", "Make and revoke tokens of the API."),
     "topo": ("crater_slurm.cli.topo:topo", "Draw a node: NUMA, PCI tree, GPUs, NICs, NVMe."),
 }
 

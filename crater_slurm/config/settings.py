@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from crater_slurm.config.alldata import AllData
 from crater_slurm.config.cache import Cache
 from crater_slurm.config.checkpoints import Checkpoints
 from crater_slurm.config.health import Health
@@ -101,6 +102,22 @@ class Scheduler(Section):
         default=True,
         description="Take a node's report only from that node, by the host in its MUNGE "
         "credential. False where nodes are containers that share one munged.",
+    )
+    tls_cert_file: Path | None = Field(
+        default=None,
+        description="Certificate (and chain) in PEM; the API is then https only, and url says so.",
+    )
+    tls_key_file: Path | None = Field(default=None, description="Its key, mode 0600.")
+    longest_body_kib: int = Field(
+        default=256, ge=1, le=16384, description="A task that is larger is refused with 413."
+    )
+    requests_per_second: float = Field(
+        default=50,
+        gt=0,
+        description="What one token may ask in the long run; beyond it 429 with Retry-After.",
+    )
+    requests_burst: int = Field(
+        default=100, ge=1, description="What one token may ask at once after a pause."
     )
 
 
@@ -300,6 +317,7 @@ class Settings(Section):
     prediction: Prediction = Prediction()
     score: Score = Score()
     scheduler: Scheduler = Scheduler()
+    alldata: AllData = AllData()
     submit: Submit = Submit()
     health: Health = Health()
     plan: Plan = Plan()

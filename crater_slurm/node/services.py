@@ -104,6 +104,9 @@ class Services:
                 grant["direct_writes"] = record.direct_writes
             if checkpoints := checkpoints_state.summary(record):
                 grant["checkpoints"] = checkpoints
+            grant |= {"gpus": record.gpus, "restarts": record.restarts}
+            if record.exit_code:
+                grant["exit_code"] = record.exit_code
             if record.plan_problem:
                 grant["plan_problem"] = record.plan_problem
             plan_id = str((record.plan or {}).get("id", ""))

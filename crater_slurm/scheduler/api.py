@@ -21,6 +21,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from crater_slurm import __version__
 from crater_slurm.errors import CraterError, SlurmError, UsageError
+from crater_slurm.scheduler import task_api
+from crater_slurm.scheduler.callers import Callers
 from crater_slurm.scheduler.reports import is_of_node
 from crater_slurm.scheduler.service import Service
 from crater_slurm.slurm import munge
@@ -153,6 +155,7 @@ def build(service: Service, admins: Iterable[str], registry: CollectorRegistry) 
     def grants(report: GrantReport, uid: Caller) -> None:
         if uid not in admin_uids:
             raise HTTPException(403, "only root or the crater user of a node reports")
+        service.tasks.take_report(report.model_dump())
         service.recorder.add(
             Grant(
                 job_id=int(report.job_id),
@@ -231,6 +234,10 @@ def build(service: Service, admins: Iterable[str], registry: CollectorRegistry) 
             "age_seconds": round(time.time() - found.time, 1),
         }
 
+    callers = Callers(
+        service.settings.scheduler, service.store, frozenset(admin_uids), service.clock
+    )
+    task_api.add(app, service, callers)
     return app
 
 

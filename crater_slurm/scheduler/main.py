@@ -13,7 +13,8 @@ from pathlib import Path
 
 from crater_slurm import systemd
 from crater_slurm.config import load
-from crater_slurm.errors import CraterError
+from crater_slurm.config.settings import Scheduler
+from crater_slurm.errors import ConfigError, CraterError
 
 _log = logging.getLogger("crater.scheduler")
 
@@ -43,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     gc.freeze()
     app = api.build(service, settings.scheduler.admin_users, service.registry)
     try:
-        _serve(app, settings.scheduler.listen)
+        _serve(app, settings.scheduler)
     except CraterError as error:
         print(f"crater-scheduler: ERROR: {error}", file=sys.stderr)
         return error.exit_code
@@ -52,17 +53,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _serve(app: object, listen: str) -> None:
+def _serve(app: object, settings: Scheduler) -> None:
     """Serve the API until a signal; the filter answers also when the API's port is taken."""
     import uvicorn
 
+    listen = settings.listen
     host, _, port = listen.rpartition(":")
+    cert, key = _tls(settings)
     config = uvicorn.Config(
         app,  # type: ignore[arg-type]
         host=host.strip("[]") or "127.0.0.1",
         port=int(port),
         log_level="warning",
         timeout_graceful_shutdown=3,
+        ssl_certfile=cert,
+        ssl_keyfile=key,
     )
     server = uvicorn.Server(config)
     try:
@@ -73,6 +78,23 @@ def _serve(app: object, listen: str) -> None:
         return
     systemd.notify("READY=1")
     server.run(sockets=[bound])
+
+
+def _tls(settings: Scheduler) -> tuple[str | None, str | None]:
+    """Certificate and key for uvicorn; none when the API is plain http. Raises ConfigError."""
+    cert, key = settings.tls_cert_file, settings.tls_key_file
+    if cert is None and key is None:
+        return None, None
+    if cert is None or key is None:
+        raise ConfigError("scheduler.tls_cert_file and scheduler.tls_key_file belong together")
+    for name, file in (("tls_cert_file", cert), ("tls_key_file", key)):
+        try:
+            mode = file.stat().st_mode
+        except OSError as error:
+            raise ConfigError(f"scheduler.{name}: {file}: {error.strerror}") from error
+        if name == "tls_key_file" and mode & 0o077:
+            raise ConfigError(f"scheduler.{name}: {file} may be read by others; chmod 0600 {file}")
+    return str(cert), str(key)
 
 
 def _wait_for_signal() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from crater_slurm.alldata.submitter import submitter
 from crater_slurm.config import Settings
 from crater_slurm.model.plan import Mode
 from crater_slurm.model.request import Request
@@ -34,6 +35,7 @@ from crater_slurm.scheduler.reports import Reports
 from crater_slurm.scheduler.sla import SlaWatch
 from crater_slurm.scheduler.socket import FilterSocket, Pairs
 from crater_slurm.scheduler.state import State, View
+from crater_slurm.scheduler.tasks import Tasks
 from crater_slurm.scheduler.utilization import Utilization
 from crater_slurm.scheduler.watch import QueueWatch
 from crater_slurm.scheduler.weights import Weights
@@ -75,12 +77,14 @@ class Service:
         self.observed = Observed(self.store, self.recorder)
         self.health = self._health_watch()
         self.preferring = self._preferring()
+        #: What is expected of a request; the filter and the API ask alike.
+        self.predict = self._predictor()
         self._decider = Decider(
             mode=Mode(settings.filter.mode),
             key=self.keys.signing_key,
             consume=frozenset(settings.filter.consume),
             prefer=settings.score.prefer,
-            predict=self._predictor(),
+            predict=self.predict,
             preferring=self._prefer,
             board=self._board,
         )
@@ -107,6 +111,9 @@ class Service:
             decision, view, consume, self._board()
         )
         self.watch = self._queue_watch()
+        self.tasks = Tasks(
+            settings, self.store, self.slurm, submitter(settings, self.slurm), self.registry, clock
+        )
 
     def _health_watch(self) -> HealthWatch:
         own = self.settings.health
@@ -216,6 +223,7 @@ class Service:
         self.filter.start()
         self.health.start()
         self.watch.start()
+        self.tasks.start()
         if self.preferring:
             self.preferring.start()
 
@@ -223,6 +231,7 @@ class Service:
         self.filter.stop()
         if self.preferring:
             self.preferring.stop()
+        self.tasks.stop()
         self.watch.stop()
         self.health.stop()
         self.state.stop()
@@ -238,6 +247,7 @@ class Service:
         if answer.decision:
             self._decisions.labels(answer.decision.verdict, answer.decision.mode).inc()
             self.recorder.add(answer.decision, fields.get("check"))
+        self.tasks.saw(fields, answer.decision.id if answer.decision else None)
         for line in answer.log:
             _log.info("uid %s: %s", fields.get("uid", "?"), line)
         return answer.pairs()
@@ -245,7 +255,8 @@ class Service:
     def warnings(self) -> list[str]:
         """What is worth a look, and keeps nothing from working."""
         preferring = self.preferring.problem if self.preferring else ""
-        return [*self.health.warnings(), *([preferring] if preferring else [])]
+        found = [*self.health.warnings(), *([preferring] if preferring else [])]
+        return found + self.tasks.problems()
 
     def problems(self) -> list[str]:
         """What keeps the daemon from doing its work; empty when it is healthy."""

@@ -21,7 +21,10 @@ from crater_slurm.store.actions import JobActions
 from crater_slurm.store.codec import profile_from_dict, profile_to_dict
 from crater_slurm.store.journal import Journal
 from crater_slurm.store.observations import Observations
+from crater_slurm.store.outbox import Outbox
 from crater_slurm.store.tables import MetaRow, NodeRow
+from crater_slurm.store.tasks import Tasks
+from crater_slurm.store.tokens import ApiTokens
 
 _VERSION = "profile_version"
 
@@ -35,7 +38,7 @@ class Snapshot:
     names: tuple[str, ...]
 
 
-class Store(Journal, Observations, JobActions):
+class Store(Journal, Observations, JobActions, Tasks, Outbox, ApiTokens):
     """An open store. Safe to share between threads; close it, or use it as a context."""
 
     def __init__(self, engine: Engine) -> None:

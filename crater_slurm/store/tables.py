@@ -7,43 +7,17 @@ name ``job_grant`` avoids SQL's keyword GRANT.
 
 from __future__ import annotations
 
-from typing import Any
+from sqlalchemy import ForeignKey, Index, String, Text
+from sqlalchemy.orm import Mapped, mapped_column
 
-from sqlalchemy import BigInteger, Double, ForeignKey, Index, Integer, MetaData, String, Text
-from sqlalchemy.dialects import mysql
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
-
-#: MariaDB compares texts without case unless told; node names and UUIDs are what they are.
-_MYSQL: dict[str, Any] = {
-    "mysql_engine": "InnoDB",
-    "mysql_charset": "utf8mb4",
-    "mysql_collate": "utf8mb4_bin",
-}
-#: MariaDB's TEXT ends at 64 KiB, which a decision about a large cluster can pass.
-_Document = Text().with_variant(mysql.LONGTEXT(), "mysql")
-#: Only INTEGER counts by itself in SQLite.
-_Serial = BigInteger().with_variant(Integer(), "sqlite")
-
-_Name = String(128)
-
-
-class Base(DeclarativeBase):
-    """Names every index and constraint the same way on all three databases."""
-
-    metadata = MetaData(
-        naming_convention={
-            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
-            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
-            "fk": "fk_%(table_name)s_%(column_0_name)s",
-            "pk": "pk_%(table_name)s",
-        }
-    )
-    type_annotation_map = {int: BigInteger, float: Double, str: String(255)}  # noqa: RUF012
-    __table_args__: Any = _MYSQL
+# Imported so that Base knows the tables of both modules, whoever asks it.
+from crater_slurm.store import task_tables as task_tables
+from crater_slurm.store.base import DOCUMENT, MYSQL, NAME, SERIAL
+from crater_slurm.store.base import Base as Base
 
 
 def _node_key() -> Mapped[str]:
-    return mapped_column(_Name, ForeignKey("node.name", ondelete="CASCADE"), primary_key=True)
+    return mapped_column(NAME, ForeignKey("node.name", ondelete="CASCADE"), primary_key=True)
 
 
 def _position() -> Mapped[int]:
@@ -63,8 +37,8 @@ class NodeRow(Base):
     """A node, its processors, and the version at which its profile last changed."""
 
     __tablename__ = "node"
-    __table_args__ = (Index(None, "version"), _MYSQL)
-    name: Mapped[str] = mapped_column(_Name, primary_key=True)
+    __table_args__ = (Index(None, "version"), MYSQL)
+    name: Mapped[str] = mapped_column(NAME, primary_key=True)
     version: Mapped[int]
     digest: Mapped[str] = mapped_column(String(64))
     source_method: Mapped[str] = mapped_column(String(16))
@@ -204,7 +178,7 @@ class ProvenanceRow(Base):
     position: Mapped[int] = _position()
     method: Mapped[str] = mapped_column(String(16))
     time_us: Mapped[int | None]
-    paths: Mapped[str] = mapped_column(_Document)
+    paths: Mapped[str] = mapped_column(DOCUMENT)
     is_override: Mapped[bool | None]
 
 
@@ -216,7 +190,7 @@ class DecisionRow(Base):
         Index(None, "time_us"),
         Index(None, "user_id", "time_us"),
         Index(None, "job_id"),
-        _MYSQL,
+        MYSQL,
     )
     id: Mapped[str] = mapped_column(String(64), primary_key=True)
     time_us: Mapped[int]
@@ -224,19 +198,19 @@ class DecisionRow(Base):
     job_id: Mapped[int | None]
     verdict: Mapped[str] = mapped_column(String(16))
     mode: Mapped[str] = mapped_column(String(16))
-    document: Mapped[str] = mapped_column(_Document)
+    document: Mapped[str] = mapped_column(DOCUMENT)
 
 
 class GrantRow(Base):
     """What a job really got on one node, as JSON; a job id may come again after years."""
 
     __tablename__ = "job_grant"
-    __table_args__ = (Index(None, "plan_id"), Index(None, "time_us"), _MYSQL)
+    __table_args__ = (Index(None, "plan_id"), Index(None, "time_us"), MYSQL)
     job_id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    node: Mapped[str] = mapped_column(_Name, primary_key=True)
+    node: Mapped[str] = mapped_column(NAME, primary_key=True)
     plan_id: Mapped[str] = mapped_column(String(64), primary_key=True)
     time_us: Mapped[int]
-    document: Mapped[str] = mapped_column(_Document)
+    document: Mapped[str] = mapped_column(DOCUMENT)
 
 
 class ObservationRow(Base):
@@ -250,10 +224,10 @@ class ObservationRow(Base):
         Index(None, "workload_key", "time_us"),
         Index(None, "plan_id"),
         Index(None, "time_us"),
-        _MYSQL,
+        MYSQL,
     )
     job_id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    node: Mapped[str] = mapped_column(_Name, primary_key=True)
+    node: Mapped[str] = mapped_column(NAME, primary_key=True)
     plan_id: Mapped[str] = mapped_column(String(64), primary_key=True)
     time_us: Mapped[int]
     workload_key: Mapped[str | None]
@@ -283,9 +257,9 @@ class EventRow(Base):
     """Something that happened to a node, in one sentence; where a value changed, both of it."""
 
     __tablename__ = "event"
-    __table_args__ = (Index(None, "node", "time_us"), Index(None, "time_us"), _MYSQL)
-    id: Mapped[int] = mapped_column(_Serial, primary_key=True, autoincrement=True)
-    node: Mapped[str] = mapped_column(_Name)
+    __table_args__ = (Index(None, "node", "time_us"), Index(None, "time_us"), MYSQL)
+    id: Mapped[int] = mapped_column(SERIAL, primary_key=True, autoincrement=True)
+    node: Mapped[str] = mapped_column(NAME)
     time_us: Mapped[int]
     kind: Mapped[str] = mapped_column(String(32))
     message: Mapped[str] = mapped_column(Text)
@@ -298,14 +272,14 @@ class JobActionRow(Base):
     """What crater-scheduler did to a job after its submission; ``job`` is Slurm's label of it."""
 
     __tablename__ = "job_action"
-    __table_args__ = (Index(None, "plan_id"), Index(None, "time_us"), _MYSQL)
-    id: Mapped[int] = mapped_column(_Serial, primary_key=True, autoincrement=True)
-    job: Mapped[str] = mapped_column(_Document)
+    __table_args__ = (Index(None, "plan_id"), Index(None, "time_us"), MYSQL)
+    id: Mapped[int] = mapped_column(SERIAL, primary_key=True, autoincrement=True)
+    job: Mapped[str] = mapped_column(DOCUMENT)
     plan_id: Mapped[str] = mapped_column(String(64))
     user_id: Mapped[int]
     time_us: Mapped[int]
     kind: Mapped[str] = mapped_column(String(16))
     action: Mapped[str] = mapped_column(String(32))
     outcome: Mapped[str] = mapped_column(String(16))
-    value: Mapped[str] = mapped_column(_Document)
+    value: Mapped[str] = mapped_column(DOCUMENT)
     message: Mapped[str] = mapped_column(Text)

@@ -25,7 +25,7 @@ import pytest
 from sqlalchemy import Engine, create_engine, text
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))  # store_contract, store_samples
-pytest.register_assert_rewrite("store_contract")
+pytest.register_assert_rewrite("store_contract", "task_store_contract")
 
 _START_SECONDS = 60
 

@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import text
 from store_contract import Locked, StoreContract
 from store_samples import rich_profile
+from task_store_contract import TaskStoreContract
 
 from crater_slurm.errors import StoreError
 from crater_slurm.store import engine as engines
@@ -29,7 +30,7 @@ def lock_row(url: str) -> Iterator[None]:
     engine.dispose()
 
 
-class _OnServer(StoreContract):
+class _OnServer(TaskStoreContract, StoreContract):
     @pytest.fixture
     def locked(self) -> Locked:
         def hold(url: str) -> AbstractContextManager[None]:

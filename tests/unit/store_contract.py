@@ -398,6 +398,7 @@ class StoreContract:
         assert set(report.rows) == {
             *("decision", "event", "gpu", "job_grant", "meta", "node", "numa_node", "nvlink"),
             *("nvme", "provenance", "pci_device", "dimm", "observation", "job_action"),
+            *("task", "callback", "api_token"),
         }
 
     def test_drift_is_found(self, store: Store, url: str) -> None:

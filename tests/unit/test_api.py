@@ -150,8 +150,17 @@ class FakeObserved:
         self.taken.append(report)
 
 
-class FakeService:
+class FakeTasks:
     def __init__(self) -> None:
+        self.reports: list[dict[str, Any]] = []
+        self.take_report = self.reports.append
+
+
+class FakeService:
+    clock = staticmethod(time.time)
+
+    def __init__(self) -> None:
+        self.tasks = FakeTasks()
         self.recorder = FakeRecorder()
         self.reports = FakeReports()
         self.observed = FakeObserved()
@@ -321,6 +330,8 @@ def post(client: TestClient, sign: Any, uid: int, document: object) -> Any:
 
 def test_a_node_s_report_is_recorded(client: TestClient, service: FakeService, sign: Any) -> None:
     assert post(client, sign, ROOT, REPORT).status_code == 204
+    (heard,) = service.tasks.reports
+    assert (heard["job_id"], heard["phase"], heard["grant"]) == ("7", "prolog", {"cpus": "0-7"})
     assert service.recorder.added == [
         Grant(
             job_id=7,

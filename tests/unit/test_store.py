@@ -17,6 +17,7 @@ import pytest
 from sqlalchemy import event
 from store_contract import Locked, StoreContract
 from store_samples import plain_profile, rich_decision, rich_profile
+from task_store_contract import TaskStoreContract
 
 from crater_slurm.errors import ConfigError, StoreError
 from crater_slurm.store import migrations
@@ -35,7 +36,7 @@ def lock_sqlite(url: str) -> Iterator[None]:
         connection.close()
 
 
-class TestOnSqlite(StoreContract):
+class TestOnSqlite(TaskStoreContract, StoreContract):
     @pytest.fixture
     def url(self, tmp_path: Path) -> str:
         return f"sqlite:///{tmp_path}/crater.db"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from alembic.config import Config
 
 #: All revisions, oldest first. Kept here so that opening a store doesn't import Alembic.
-REVISIONS = ("0001", "0002", "0003", "0004")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005")
 HEAD = REVISIONS[-1]
 _TABLE = "crater_schema"
 _WAL_ATTEMPTS = 200

@@ -1,0 +1,196 @@
+"""Follows what becomes of tasks, at next to no cost for slurmctld.
+
+Nodes tell when a job is prepared, runs and has ended; that only says when to ask Slurm, and what
+the cpuset was. Slurm is asked after that one job, so state and order always come from one place.
+Without news a task is looked after at a slow interval: all of a user's in one question, which is
+asked more rarely the longer it takes. Nothing is asked while no task is unsettled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import queue
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from crater_slurm.alldata.advance import Advancer, with_report
+from crater_slurm.alldata.budget import Budget
+from crater_slurm.config.alldata import AllData
+from crater_slurm.errors import CraterError, SlurmError, StoreError
+from crater_slurm.slurm import job_states
+from crater_slurm.slurm.client import Client
+from crater_slurm.store.repository import Store
+from crater_slurm.store.task_records import StoredTask
+
+_log = logging.getLogger("crater.alldata.follow")
+_TICK_SECONDS = 0.5
+#: Up to so many tasks of a user are asked after one by one; more in one question.
+_ONE_BY_ONE = 10
+_AT_ONCE = 1000
+_MOST_REPORTS = 20_000
+#: After a Prolog the tasks of the job, and with them its cpuset, are there a moment later.
+_TASK_SECONDS = 2.0
+#: A question that took a while is asked so many times its length later at the earliest.
+_REST = 20.0
+_TRIES = 5
+
+Recover = Callable[[StoredTask], None]
+
+
+class Follower:
+    """A thread and its queue of node reports; ``recover`` is for tasks without a job yet."""
+
+    def __init__(
+        self,
+        settings: AllData,
+        store: Callable[[], Store],
+        client: Client,
+        *,
+        recover: Recover,
+        written: Callable[[], None],
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings = settings
+        self._open_store = store
+        self._client = client
+        self._recover = recover
+        self._clock = clock
+        self._monotonic = monotonic
+        self._advancer = Advancer(settings, store, client, written=written, clock=clock)
+        self._budget = Budget(settings.looks_per_minute / 60.0, settings.looks_per_minute, clock)
+        self._reports: queue.Queue[Mapping[str, Any]] = queue.Queue(_MOST_REPORTS)
+        self._rests_until: dict[str, float] = {}
+        self._stop = threading.Event()
+        self.problem = ""
+        self.looks = 0
+        self._thread = threading.Thread(target=self._run, name="tasks", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._put({})
+        self._thread.join(timeout=10)
+
+    def take_report(self, report: Mapping[str, Any]) -> None:
+        """A node's report of a job, as /node/v1/grants gets it; never blocks. Lost ones only cost
+        the cpuset's numbers and a while: Slurm is asked all the same."""
+        self._put(report)
+
+    def wake(self) -> None:
+        self._put({})
+
+    def _put(self, report: Mapping[str, Any]) -> None:
+        try:
+            self._reports.put_nowait(report)
+        except queue.Full:
+            _log.warning("more reports of nodes than can be looked at; Slurm is asked later")
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            for report in self._next_reports():
+                self._guarded(functools.partial(self.note, report))
+            if not self._stop.is_set():
+                self._guarded(self.look)
+
+    def _next_reports(self) -> Iterator[Mapping[str, Any]]:
+        """What has come, after a moment at the latest; an empty report only wakes."""
+        wait: float | None = _TICK_SECONDS
+        with contextlib.suppress(queue.Empty):
+            while not self._stop.is_set():
+                report = self._reports.get(wait is not None, wait)
+                wait = None
+                if report:
+                    yield report
+
+    def _guarded(self, act: Callable[[], object]) -> None:
+        try:
+            act()
+            problem = ""
+        except CraterError as error:
+            problem = f"tasks are not followed: {error}"
+        except Exception:
+            _log.exception("following tasks failed")
+            problem = "following tasks failed; see the log"
+        if problem and problem != self.problem:
+            _log.warning("%s", problem)
+        self.problem = problem
+
+    # What nodes tell
+
+    def note(self, report: Mapping[str, Any]) -> None:
+        """Keep what a node told of a task's job, and ask Slurm soon. Raises StoreError."""
+        store = self._open_store()
+        for _ in range(_TRIES):
+            task = store.task_of_job(int(report["job_id"]))
+            if task is None or report["time"] < task.created - 60:
+                return
+            phase = str(report["phase"])
+            if phase == "flushed":
+                if self._advancer.flushed(task, report["grant"]):
+                    return
+                continue
+            if task.settled:
+                return
+            known = with_report(task.resources, str(report["node"]), report["grant"])
+            if store.change_task(task, {"resources": known, "changed": self._clock()}):
+                wait = _TASK_SECONDS if phase == "prolog" else 0.0
+                store.look_again(task.number, self._clock() + wait, sooner=True)
+                return
+
+    # What Slurm says
+
+    def look(self) -> None:
+        """Look after every task that is due. Raises CraterError when that can't be done at all."""
+        now = self._clock()
+        due = self._open_store().due_tasks(now, _AT_ONCE)
+        by_user: dict[str, list[StoredTask]] = defaultdict(list)
+        for task in due:
+            if task.job_id is None:
+                self._recover(task)
+            elif now >= self._rests_until.get(task.user, 0.0):
+                by_user[task.user].append(task)
+        problem: SlurmError | None = None
+        for user, tasks in by_user.items():
+            try:
+                self._look_after(user, tasks)
+            except SlurmError as error:
+                # slurmctld is away, or too busy: no reason to ask it more often.
+                self._rests_until[user] = now + self._settings.look_seconds / 6
+                problem = error
+        if problem:
+            raise problem
+
+    def _look_after(self, user: str, tasks: list[StoredTask]) -> None:
+        if len(tasks) <= _ONE_BY_ONE:
+            for task in tasks:
+                if not self._budget.take():
+                    return
+                self.looks += 1
+                assert task.job_id is not None
+                self._advancer.apply(task, job_states.one(self._client, task.job_id))
+            return
+        if not self._budget.take():
+            return
+        self.looks += 1
+        begin = self._monotonic()
+        found = job_states.of_user(self._client, user)
+        rest = _REST * (self._monotonic() - begin)
+        if rest > self._settings.look_seconds:
+            self._rests_until[user] = self._clock() + rest
+        for task in tasks:
+            self._advancer.apply(task, found.get(task.job_id or 0))
+
+    def prune(self) -> None:
+        """Remove what ended long ago."""
+        try:
+            self._open_store().prune_tasks(self._settings.keep_tasks_days, self._clock())
+        except StoreError as error:
+            _log.warning("old tasks can't be removed: %s", error)
