@@ -164,8 +164,8 @@ class Job:
             self._prolog()
 
     def _prolog(self) -> None:
-        there = {"checkpoint": str(self.destination)} if self.destination else {}
-        plan = SignedPlan(Plan(id="p1", **there), USER, "c1", 1_700_000_000, False)
+        where = str(self.destination) if self.destination else None
+        plan = SignedPlan(Plan(id="p1", checkpoint=where), USER, "c1", 1_700_000_000, False)
         env = {
             "SLURM_JOB_ID": JOB, "SLURM_JOB_UID": str(USER), "SLURM_JOB_GID": str(USER),
             "SLURM_CLUSTER_NAME": "c1", "SLURMD_NODENAME": "n1",

@@ -123,13 +123,17 @@ class Desk:
             for found in self._local(name, ranks)
             if step in (None, found.step) and run in (None, found.run)
         ]
+        damage = ""
+        while local and (wrong := _damage(local[0], ranks)):
+            damage = damage or f"{name} {local[0].step} is damaged in the cache: {wrong}"
+            self._tools.log("warning", f"{name} {local.pop(0).step} in the cache: {wrong}.")
         if step is not None and run is not None and local:
             return self._from_cache(local[0])
         wanted = self._elsewhere(name, step, run)
         if local and (wanted is None or _key(wanted) <= _key(_triple(local[0]))):
             return self._from_cache(local[0])
         if wanted is None:
-            return {"step": None, "run": None, "folder": None, "source": None, "error": None}
+            return dict.fromkeys(("step", "run", "folder", "source")) | {"error": damage or None}
         try:
             folder, source = self._services.fetch(name, wanted[0], wanted[1], ranks)
         except Exception as failed:
@@ -222,6 +226,17 @@ class Desk:
             }
             for s in newest[-_MOST_SHOWN:]
         ]
+
+
+def _damage(step: LocalStep, ranks: list[int] | None) -> str:
+    """What is wrong with the files of these ranks, or all; empty when nothing is. A trainer reads
+    what it sees in the cache by itself, so who asks has mostly found it damaged."""
+    for part in layout.read_parts(step.folder):
+        for file in part.files if part.run == step.run else ():
+            if ranks is None or file.rank in ranks:
+                if wrong := layout.check_file(f"{step.folder}/{file.name}", file, sums.crc32):
+                    return wrong
+    return ""
 
 
 def _key(found: tuple[int, str, float]) -> tuple[int, float]:

@@ -45,6 +45,10 @@ class LocalStep:
     def ranks(self) -> set[int]:
         return {rank for part in self.parts for rank in part.ranks}
 
+    def ranks_since(self, since: float) -> set[int]:
+        """Ranks of the parts that were saved at ``since`` or later."""
+        return {rank for part in self.parts if part.time >= since for rank in part.ranks}
+
     @property
     def whole(self) -> bool:
         """Whether every rank of the world lies here."""
@@ -119,11 +123,11 @@ class Folder:
         finally:
             os.close(fd)
 
-    def finish(self, name: str, manifest: Manifest) -> None:
+    def finish(self, name: str, manifest: Manifest, since: float = 0.0) -> None:
         """Give a step whose files are all on disk its final name.
 
         Where ranks of the same run have written themselves into the step already, without a
-        worker, their files stay and these join them.
+        worker, and not before ``since``, their files stay and these join them.
         """
         with self._opened() as parent:
             partial = open_folder(layout.partial_name(name), parent)
@@ -134,9 +138,10 @@ class Folder:
                         raise OSError(errno.EIO, f"{file.name} has been changed")
                 for target in (name, f"{name}.{manifest.run}"):
                     there = [s for s in self._read_final(parent, target) if s.run == manifest.run]
-                    if there and there[0].ranks - set(manifest.ranks):
+                    others = there[0].ranks_since(since) if there else set()
+                    if others - set(manifest.ranks):
                         taken = {file.name for part in there[0].parts for file in part.files}
-                        finishing.join(parent, partial, target, manifest, there[0].ranks, taken)
+                        finishing.join(parent, partial, target, manifest, others, taken)
                         remove(layout.partial_name(name), parent)
                         return
                 finishing.complete(partial, manifest)

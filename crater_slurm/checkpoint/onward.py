@@ -72,6 +72,7 @@ class Onward:
         for url in (spec.remote.url, *spec.stage):
             remote.preload(url)  # the job's user may not be able to read the libraries
         self._busy: set[tuple[str, int]] = set()
+        self._fetching = threading.Lock()  # two at once would take each other's partial folder
 
     def start(self) -> None:
         self._flusher.start()
@@ -132,9 +133,10 @@ class Onward:
     def fetch(self, name: str, step: int, run: str, ranks: list[int] | None) -> tuple[str, str]:
         self._busy.add((name, step))
         try:
-            folder = restore.fetch(
-                *(self._spec, name, step, run, ranks), stop=self._stop, limiter=self._rate
-            )
+            with self._fetching:
+                folder = restore.fetch(
+                    *(self._spec, name, step, run, ranks), stop=self._stop, limiter=self._rate
+                )
         except StoppedError:
             raise InterruptedError(4, "the worker ends") from None
         finally:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import NamedTuple
 
-from crater_slurm.checkpoint import checksum, flush_state, folders, remote
+from crater_slurm.checkpoint import checksum, flush_state, folders, remote, sums
 from crater_slurm.checkpoint.remote.catalogue import Catalogue, Stored
 from crater_slurm.checkpoint.remote.store import (
     Limiter,
@@ -69,16 +69,20 @@ def fetch(
     """Bring a step into the cache: all ranks, or some; the folder that it has then.
 
     Raises RemoteError, NotThereError, StoppedError, and OSError of the cache. What was fetched
-    stays in the partial folder for the next try.
+    stays in the partial folder for the next try. Files of the same step that lie in the cache
+    already, and are good, stay with it. One at a time.
     """
     final = layout.step_name(step, name)
     partial = layout.partial_name(final)
     with _opened(spec, store) as away:
         stored = _find(away, name, step, run)
-        entries, manifest = _wanted(spec, stored, None if ranks is None else set(ranks))
+        here = _here(f"{spec.folder}/{final}", run)
+        wanted = None if ranks is None else {*ranks, *(entry.rank for entry in here)}
+        entries, manifest = _wanted(spec, stored, wanted)
         event = stop or threading.Event()
         work = _Fetch(away, stored.folder, event, limiter or Unlimited(), progress)
-        _fill(spec.folder, partial, work, entries, manifest)
+        have = [entry.name for entry in entries if entry in here]
+        _fill(spec.folder, (partial, final), work, entries, manifest, have)
     flush_state.mark_flushed(f"{spec.folder}/{partial}", manifest.run, spec.remote.url)
     folders.publish(spec.folder, partial, final)
     return f"{spec.folder}/{final}"
@@ -96,13 +100,25 @@ def _opened(spec: Spec, store: Store | None) -> Iterator[Store]:
         own.close()
 
 
+def _here(folder: str, run: str) -> list[layout.FileEntry]:
+    """Files of a run in a step's folder in the cache."""
+    try:
+        parts = layout.read_parts(folder)
+    except OSError:
+        return []
+    return [entry for part in parts if part.run == run for entry in part.files]
+
+
 def _fill(
     parent: str,
-    partial: str,
+    names: tuple[str, str],
     work: _Fetch,
     entries: list[layout.FileEntry],
     manifest: layout.Manifest,
+    have: list[str],
 ) -> None:
+    """Make the partial folder (the first of ``names``) whole; the final one has files already."""
+    partial, final = names
     top = os.open(parent, _FOLDER)
     try:
         with contextlib.suppress(FileExistsError):
@@ -110,6 +126,13 @@ def _fill(
         folder = os.open(partial, _FOLDER, dir_fd=top)
         try:
             _clear(folder, {entry.name for entry in entries})
+            for entry in entries:
+                # Only a good one: what is mended in place would change under a reader's eyes.
+                path = f"{parent}/{final}/{entry.name}"
+                if entry.name in have and not layout.check_file(path, entry, sums.crc32):
+                    with contextlib.suppress(OSError):
+                        os.link(f"{final}/{entry.name}", entry.name, src_dir_fd=top,
+                                dst_dir_fd=folder, follow_symlinks=False)  # fmt: skip
             work.files(folder, entries)
             _write_manifest(folder, manifest)
             os.fsync(folder)
