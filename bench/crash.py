@@ -125,6 +125,7 @@ class Job:
         self._lay_out()
 
     def _lay_out(self) -> None:
+        self.folder.mkdir(exist_ok=True)
         self.folder.chmod(0o755)
         (self.folder / "plan.key").write_text(_KEY.hex() + "\n")
         (self.folder / "plan.key").chmod(0o600)
@@ -217,8 +218,14 @@ class Job:
                 self.trainers.append(
                     subprocess.Popen(
                         self._command("train", str(step), str(self.life), str(log)),
-                        env=self._environment(rank), stdout=subprocess.PIPE, stderr=errors,
-                        text=True, user=USER, group=USER, extra_groups=[], cwd="/",
+                        env=self._environment(rank),
+                        stdout=subprocess.PIPE,
+                        stderr=errors,
+                        text=True,
+                        user=USER,
+                        group=USER,
+                        extra_groups=[],
+                        cwd="/",
                     )  # fmt: skip
                 )
         for trainer in self.trainers:
