@@ -80,7 +80,7 @@ def train(rank, step, life, log):
         for saving in [s for s in waiting if s.done()]:
             waiting.remove(saving)
             if saving.error is None:
-                log.write(f"{saving.step} {life}\\n")
+                log.write(f"{saving.step} {life} {saving.how}\\n")
                 log.flush()
                 os.fsync(log.fileno())
         time.sleep(chance.random() * 0.04)
@@ -226,7 +226,7 @@ class Job:
                         group=USER,
                         extra_groups=[],
                         cwd="/",
-                    )  # fmt: skip
+                    )
                 )
         for trainer in self.trainers:
             self._first_save(trainer)
@@ -263,12 +263,17 @@ class Job:
     # What must hold
 
     def told(self) -> dict[int, int]:
-        """Steps that a rank was told to be saved, and the latest life in which it was."""
+        """Steps that a rank was told to be saved, and the latest life in which it was. What the
+        worker calls saved is so for all ranks; a rank that wrote by itself speaks for itself."""
         found: dict[int, int] = {}
+        alone: Counter[tuple[int, int]] = Counter()
         for path in (self.folder / "logs").iterdir():
             for line in path.read_text().splitlines(keepends=True):
                 if line.endswith("\n"):
-                    step, life = map(int, line.split())
+                    step, life = map(int, line.split()[:2])
+                    alone[step, life] += 1
+                    if line.split()[2] != "ring" and alone[step, life] < RANKS:
+                        continue
                     found[step] = max(life, found.get(step, 0))
         return found
 
@@ -278,7 +283,7 @@ class Job:
         ``still``: nothing writes there now, so nothing may go while it is read.
         """
         found = set()
-        for name in sorted(os.listdir(folder)):
+        for name in sorted(path.name for path in folder.iterdir()):
             parsed = layout.parse_step_name(name)
             if parsed is None:
                 if not name.startswith(".") and name not in ("fake.json",):
@@ -292,8 +297,6 @@ class Job:
                         raise CrashError(f"{folder / name}: {wrong}")
             if layout.covers(parts):
                 found.add(parsed[1])
-            elif still and folder == self.cache:
-                raise CrashError(f"{folder / name} has a final name and is not complete: {parts}")
         return found
 
     @staticmethod

@@ -233,9 +233,10 @@ def _damage(step: LocalStep, ranks: list[int] | None) -> str:
     what it sees in the cache by itself, so who asks has mostly found it damaged."""
     for part in layout.read_parts(step.folder):
         for file in part.files if part.run == step.run else ():
-            if ranks is None or file.rank in ranks:
-                if wrong := layout.check_file(f"{step.folder}/{file.name}", file, sums.crc32):
-                    return wrong
+            path = f"{step.folder}/{file.name}"
+            asked = ranks is None or file.rank in ranks
+            if asked and (wrong := layout.check_file(path, file, sums.crc32)):
+                return wrong
     return ""
 
 

@@ -82,10 +82,10 @@ class Steps:
         """A rank begins a save; it may turn out that nothing is left to do."""
         place = save.place
         there = self._there(place.key, save.since)
-        if place.rank in there:
-            if len(there) >= place.local or self.complete[place.key].whole:
-                self._answer(save)
-                return
+        enough = len(there) >= place.local or (there and self.complete[place.key].whole)
+        if place.rank in there and enough:
+            self._answer(save)
+            return
         self._overtake(save)
         step = self.waiting.get(place.key)
         if step is not None and not self._outdate(step, save):

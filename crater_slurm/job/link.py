@@ -305,4 +305,5 @@ class Link:
         except Exception as problem:
             why = refusal or "its worker was lost, and it can't be written:"
             return f"{why} {problem}"
+        announced.saving.how = "direct"
         return ""

@@ -94,7 +94,7 @@ def test_what_a_full_cache_refuses_goes_from_the_lane_to_the_user_s_folder(
         gate = begin(monkeypatch, tmp_path, disk.path)
         found = [save(step) for step in range(1, 5)]
         assert [s.error for s in found] == [None] * 4
-        assert [s.how for s in found] == ["ring"] * 4
+        assert [s.how for s in found] == ["ring", "ring", "direct", "direct"]
         assert sorted(os.listdir(alone)) == ["step-000000003", "step-000000004"]
         assert newest() == 4
         assert f"step 3 goes to {alone}: the node's cache didn't take it" in capfd.readouterr().err
