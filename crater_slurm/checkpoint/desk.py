@@ -131,13 +131,17 @@ class Desk:
             for found in self._local(name, ranks)
             if step in (None, found.step) and run in (None, found.run)
         ]
+        damage = ""
+        while local and (wrong := local[0].damage(ranks)):
+            damage = damage or f"{name} {local[0].step} is damaged in the cache: {wrong}"
+            self._tools.log("warning", f"{name} {local.pop(0).step} in the cache: {wrong}.")
         if step is not None and run is not None and local:
             return self._from_cache(local[0])
         wanted = self._elsewhere(name, step, run)
         if local and (wanted is None or _key(wanted) <= _key(_triple(local[0]))):
             return self._from_cache(local[0])
         if wanted is None:
-            return {"step": None, "run": None, "folder": None, "source": None, "error": None}
+            return dict.fromkeys(("step", "run", "folder", "source")) | {"error": damage or None}
         try:
             folder, source = self._services.fetch(name, wanted[0], wanted[1], ranks)
         except Exception as failed:

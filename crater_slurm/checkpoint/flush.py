@@ -134,13 +134,15 @@ class Flusher:
         step.done = manifest.size if note.flushed else 0
         with self._changed:
             known = self._steps.get(step.key)
-            if known is not None:
+            again = known is not None and known.manifest.time < manifest.time
+            if known is not None and not (again and known.manifest.ranks == manifest.ranks):
                 more = [f for f in manifest.files if f.rank not in known.manifest.ranks]
                 if not more:
                     return
                 files = sorted([*known.manifest.files, *more], key=lambda file: file.rank)
                 note = Note(manifest.run, note.destination, files=known.note.files)
                 step = Step(folder, dataclasses.replace(manifest, files=files), note)
+            # Else it was saved again, by a training that was started anew.
             self._steps[step.key] = step
             self._changed.notify_all()
 
@@ -310,13 +312,15 @@ class Flusher:
 
     def _flush(self, store: Store, step: Step) -> None:
         folder = catalogue.place(store, step.manifest)
+        name, text = layout.part_name(step.manifest.ranks), step.manifest.to_json()
+        if store.get_text(f"{folder}/{name}") not in (None, text):
+            # Saved before by this run: its manifest would not fit the files that come now.
+            store.delete(folder, [name])
         with ThreadPoolExecutor(_FILES_AT_ONCE, "crater-file") as pool:
             ways = [pool.submit(self._file, store, step, folder, e) for e in step.manifest.files]
             errors = [error for way in ways if (error := way.exception())]
         if errors:
             raise next((e for e in errors if not isinstance(e, StoppedError)), errors[0])
-        name = layout.part_name(step.manifest.ranks)
-        text = step.manifest.to_json()
         store.put_text(f"{folder}/{name}", text)
         if store.get_text(f"{folder}/{name}") != text:
             raise RemoteError(f"{store.where}: the manifest of {step.title} is not what was put.")

@@ -11,7 +11,7 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from crater_slurm.checkpoint import entries, finishing, sums
@@ -51,6 +51,21 @@ class LocalStep:
     def own(self, node: str) -> bool:
         """Whether a node's own part is among them: another's is flushed by others."""
         return any(part.node == node for part in self.parts)
+
+    def ranks_since(self, since: float) -> set[int]:
+        """Ranks of the parts that were saved at ``since`` or later."""
+        return {rank for part in self.parts if part.time >= since for rank in part.ranks}
+
+    def damage(self, ranks: Collection[int] | None) -> str:
+        """What is wrong with the files of these ranks, or all; empty when nothing is. A trainer
+        reads what it sees in the cache by itself, so who asks has mostly found it damaged."""
+        for part in layout.read_parts(self.folder):
+            for file in part.files if part.run == self.run else ():
+                path = f"{self.folder}/{file.name}"
+                asked = ranks is None or file.rank in ranks
+                if asked and (wrong := layout.check_file(path, file, sums.crc32)):
+                    return wrong
+        return ""
 
     @property
     def whole(self) -> bool:
@@ -126,12 +141,13 @@ class Folder:
         finally:
             os.close(fd)
 
-    def finish(self, name: str, manifest: Manifest, restored: str = "") -> str:
+    def finish(self, name: str, manifest: Manifest, restored: str = "", since: float = 0.0) -> str:
         """Give a step whose files are all on disk its final name; the name.
 
         Where ranks of the same run have written themselves into the step already, without a
-        worker, their files stay and these join them. A step that was ``restored``, into the folder
-        of that name, never replaces another run's: it is then called after its run.
+        worker, and not before ``since``, their files stay and these join them. A step that was
+        ``restored``, into the folder of that name, never replaces another run's: it is then called
+        after its run.
         """
         hidden = restored or layout.partial_name(name)
         with self._opened() as parent:
@@ -143,9 +159,10 @@ class Folder:
                         raise OSError(errno.EIO, f"{file.name} has been changed")
                 for target in (name, f"{name}.{manifest.run}"):
                     there = [s for s in self._read_final(parent, target) if s.run == manifest.run]
-                    if there and there[0].ranks - set(manifest.ranks):
+                    others = there[0].ranks_since(since) if there else set()
+                    if others - set(manifest.ranks):
                         taken = {file.name for part in there[0].parts for file in part.files}
-                        finishing.join(parent, partial, target, manifest, there[0].ranks, taken)
+                        finishing.join(parent, partial, target, manifest, others, taken)
                         remove(hidden, parent)
                         return target
                 finishing.complete(partial, manifest)

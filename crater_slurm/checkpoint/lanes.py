@@ -62,6 +62,8 @@ class Lane(Connection):
     ) -> None:
         super().__init__(connection)
         self.rank = -1
+        #: When the trainer's process was started, as time.time().
+        self.began = 0.0
         self.memory: Memory | None = None
         self._tools, self._steps, self._budget, self._desk = tools, steps, budget, desk
         self._saves: dict[int, Save] = {}
@@ -86,6 +88,8 @@ class Lane(Connection):
         local_world = wire.whole(message, "local_world", _MOST_RANKS, 1)
         rank = wire.whole(message, "rank", world - 1)
         wanted = wire.whole(message, "bytes", _MOST_BYTES)
+        if message.get("began") is not None:
+            self.began = wire.whole(message, "began", _MOST_POSITION) / 1000
         fds: tuple[int, ...] = ()
         try:
             if offered is not None:
@@ -187,7 +191,7 @@ class Lane(Connection):
         size = wire.whole(message, "size", _MOST_BYTES)
         place = self._place(message)
         self._last_save = number
-        save = Save(self, number, place, size, self._tools, self._steps)
+        save = Save(self, number, place, size, self._tools, self._steps, self.began)
         self._saves[number] = save
         self._steps.begin(save)
 

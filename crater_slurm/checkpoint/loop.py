@@ -53,6 +53,7 @@ class Worker:
         self._questions = Pool("crater-desk", 2, self._mailbox)
         self._services = make(spec, self._on_change, self.log, self.tools.drain.bucket)
         self._steps = Steps(self.tools, self._live_ranks)
+        self._steps.began = self._began
         self._steps.on_change = self._changed
         self._steps.on_saved = [self._on_saved]
         self._keeping = Keeping(self.tools, self._steps, self._services, self._mailbox)
@@ -309,6 +310,10 @@ class Worker:
     def _live_ranks(self) -> set[int]:
         """Ranks that are connected to save; who only asks has no memory."""
         return {lane.rank for lane in self._lanes if not lane.closed and lane.memory}
+
+    def _began(self) -> dict[int, float]:
+        """When the connected ranks' processes were started."""
+        return {lane.rank: lane.began for lane in self._lanes if not lane.closed and lane.memory}
 
     # What the daemon and the trainers are told
 

@@ -69,7 +69,7 @@ def fetch(
 ) -> str:
     """Bring a step into the cache: all ranks, or some; the folder that it has then.
 
-    Ranks of that run that are here already are not fetched, others join them. Raises RemoteError,
+    Ranks of that run that are here and good are not fetched, others join them. Raises RemoteError,
     NotThereError, StoppedError, and OSError of the cache. What was fetched stays in a folder of its
     own for the next try. One at a time in a cache: who comes second finds what the first brought.
     """
@@ -78,7 +78,13 @@ def fetch(
     with _opened(spec, store) as away:
         stored = _find(away, name, step, run)
         there = cache.find(name, step, run)
-        wanted = _wanted(spec, stored, None if ranks is None else set(ranks), there)
+        asked = None if ranks is None else set(ranks)
+        if there is not None and there.damage(asked):
+            # All of it anew: what is mended in place would change under a reader's eyes.
+            stored_ranks = {rank for part in stored.parts for rank in part.ranks}
+            asked = None if asked is None else asked | (there.ranks & stored_ranks)
+            there = None
+        wanted = _wanted(spec, stored, asked, there)
         if wanted is None:
             assert there is not None
             return there.folder

@@ -42,7 +42,7 @@ class Keeper(Protocol):
     """Who decides what becomes of a save: the steps."""
 
     def kept(self, save: Save) -> None: ...
-    def failed(self, save: Save, error: str) -> None: ...
+    def failed(self, save: Save, error: str, *, disk: bool) -> None: ...
 
 
 class Place:
@@ -63,12 +63,21 @@ class Save:
     """A file of ``size`` bytes, the trainer's save ``number``.
 
     A save that is ``followed`` by another one of the same step and rank writes nothing itself.
+    ``since``: when its process was started, as time.time().
     """
 
     def __init__(
-        self, owner: Owner, number: int, place: Place, size: int, tools: Tools, keeper: Keeper
+        self,
+        owner: Owner,
+        number: int,
+        place: Place,
+        size: int,
+        tools: Tools,
+        keeper: Keeper,
+        since: float = 0.0,
     ) -> None:
         self.owner, self.number, self.place, self.size = owner, number, place, size
+        self.since, self.begun_at = since, tools.now()
         self.state = State.OPEN
         self.announced = 0
         self.writes = True
@@ -236,7 +245,8 @@ class Save:
     def fail(self, error: Exception) -> None:
         """Not saved, for a fault of the disk or a rule of the site."""
         what = f"{self.place.name} {self.place.step} of rank {self.place.rank} is not saved"
-        self._keeper.failed(self, faults.sentence(what, error, self._tools.folder.path))
+        text = faults.sentence(what, error, self._tools.folder.path)
+        self._keeper.failed(self, text, disk=isinstance(error, OSError))
 
     def settle(self) -> None:
         """Nothing more is done for it: it is saved, has failed, or is given up."""

@@ -15,6 +15,10 @@ class Step:
         self.name, self.step, self.folder = name, step, folder
         self.local, self.world = local, world
         self.kept: dict[int, FileEntry] = {}
+        #: When the files were written that a killed worker left, as time.time().
+        self.left_at: dict[int, float] = {}
+        #: When the latest of the processes that save it was started.
+        self.since = 0.0
         self.saves: dict[int, Save] = {}
         self.followers: list[Save] = []
         self.finishing = False
@@ -37,6 +41,21 @@ class Step:
         return self.finishing or (
             len(self.ranks) >= self.local and all(save.committed for save in self.saves.values())
         )
+
+    def written_at(self, rank: int) -> float:
+        """When a rank's file was begun, or noted by a worker before."""
+        save = self.saves.get(rank)
+        return save.begun_at if save is not None else self.left_at.get(rank, 0.0)
+
+    def drop(self, rank: int) -> str:
+        """Forget a rank's file; its name."""
+        save, entry = self.saves.pop(rank, None), self.kept.pop(rank, None)
+        self.left_at.pop(rank, None)
+        self.followers = [f for f in self.followers if f.place.rank != rank]
+        if save is not None:
+            save.settle()
+            return save.place.file
+        return entry.name if entry is not None else ""
 
     def everybody(self) -> list[Save]:
         return [*self.saves.values(), *self.followers]

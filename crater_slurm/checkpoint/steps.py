@@ -39,6 +39,8 @@ class Steps:
         self._leftovers: dict[str, float] = {}
         self._tools = tools
         self._live_ranks = live_ranks
+        #: When the processes of connected ranks were started.
+        self.began: Callable[[], dict[int, float]] = dict
 
     # From the disk
 
@@ -70,6 +72,7 @@ class Steps:
             m = first.manifest
             step = Step(m.name, m.step, left.name, first.local, m.world_size, self._tools.clock())
             step.kept = {r: e.file for r, e in kept.items() if e.local == first.local}
+            step.left_at = {r: e.manifest.time for r, e in kept.items()}
             step.touched = now
             self.waiting[m.name, m.step] = step
 
@@ -78,14 +81,15 @@ class Steps:
     def begin(self, save: Save) -> None:
         """A rank begins a save; it may turn out that nothing is left to do."""
         place = save.place
-        there = self.complete.get(place.key)
-        if there is not None and there.run == self._tools.spec.run:
-            whole = len(there.ranks) >= place.local or there.whole
-            if place.rank in there.ranks and whole:
-                self._answer(save)
-                return
+        there = self._there(place.key, save.since)
+        enough = len(there) >= place.local or (there and self.complete[place.key].whole)
+        if place.rank in there and enough:
+            self._answer(save)
+            return
         self._overtake(save)
         step = self.waiting.get(place.key)
+        if step is not None and not self._outdate(step, save):
+            return
         if step is None:
             now = self._tools.clock()
             step = Step(place.name, place.step, place.folder, place.local, place.world, now)
@@ -93,6 +97,7 @@ class Steps:
             self._leftovers.pop(place.folder, None)
             self._bound(place.name)
         step.touched = self._tools.clock()
+        step.since = max(step.since, save.since)
         if (step.local, step.world) != (place.local, place.world):
             save.fail(ValueError(disagree(step, save)))
             return
@@ -134,10 +139,32 @@ class Steps:
             if not step.ranks:
                 self._forget(step)
 
-    def _there(self, step: Step) -> set[int]:
-        """Ranks that lie under the step's final name already, of this run."""
-        found = self.complete.get((step.name, step.step))
-        return found.ranks if found and found.run == self._tools.spec.run else set()
+    def _there(self, key: Key, since: float) -> set[int]:
+        """Ranks that lie under the step's final name already, of this run and not from before."""
+        found = self.complete.get(key)
+        return found.ranks_since(since) if found and found.run == self._tools.spec.run else set()
+
+    def _outdate(self, step: Step, save: Save) -> bool:
+        """Drop what ranks had saved of a step before ``save``'s process was started, if they are
+        gone or were started anew too: files of two starts of a training make no checkpoint. False
+        where it is too late for that."""
+        began = self.began()
+        old = [
+            rank
+            for rank in step.ranks
+            if (at := step.written_at(rank)) < save.since
+            and (rank == save.place.rank or began.get(rank, at + 1) > at)
+        ]
+        if not old:
+            return True
+        if step.finishing:
+            save.fail(ValueError("it gets its final name as it was saved before a restart"))
+            return False
+        files = {rank: file for rank in old if (file := step.drop(rank))}
+        folder, name = self._tools.folder, step.folder
+        # Before a new file is noted there: the clerk does one thing after the other.
+        self._tools.clerk.ask(lambda: folder.withdraw(name, files), lambda _, __: None)
+        return True
 
     # From the saves
 
@@ -150,19 +177,20 @@ class Steps:
         step.touched = self._tools.clock()
         self.advance(step)
 
-    def failed(self, save: Save, error: str) -> None:
-        """A rank's file can't be written; the step can't be complete, so all its ranks fail."""
+    def failed(self, save: Save, error: str, *, disk: bool = False) -> None:
+        """A rank's file can't be written; the step can't be complete, so all its ranks fail.
+        ``disk``: the fault is this disk's, so that they may well write it elsewhere."""
         step = self.waiting.get(save.place.key)
         if step is None or save not in step.everybody():
             self._tools.counters["failed"] += 1
             save.settle()
-            save.owner.tell({"op": "failed", "save": save.number, "error": error})
+            save.owner.tell(_failed(save, error, disk))
             return
-        self.give_up(step, error)
+        self.give_up(step, error, disk=disk)
 
     def advance(self, step: Step) -> None:
         """Give a step its final name, when all ranks of this node are there."""
-        if step.finishing or not step.done(self._there(step)):
+        if step.finishing or not step.done(self._there((step.name, step.step), step.since)):
             return
         step.finishing = True
         tools = self._tools
@@ -170,13 +198,14 @@ class Steps:
 
         def work() -> tuple[Manifest, list[LocalStep]]:
             manifest = tools.manifest(step.name, step.step, step.world, files)
-            tools.folder.finish(step.folder, manifest)
+            tools.folder.finish(step.folder, manifest, since=step.since)
             return manifest, tools.folder.scan()
 
         def then(found: tuple[Manifest, list[LocalStep]] | None, error: Exception | None) -> None:
             if error is not None or found is None:
                 what = f"{step.name} {step.step} is not saved"
-                self.give_up(step, faults.sentence(what, error or OSError(), tools.folder.path))
+                text = faults.sentence(what, error or OSError(), tools.folder.path)
+                self.give_up(step, text, disk=isinstance(error, OSError))
                 return
             self._saved(step, *found)
 
@@ -203,7 +232,7 @@ class Steps:
 
     # Steps that will never be complete
 
-    def give_up(self, step: Step, error: str) -> None:
+    def give_up(self, step: Step, error: str, *, disk: bool = False) -> None:
         """A step will never be complete: its ranks are told, its files removed."""
         self.errors[step.name, step.step] = error
         while len(self.errors) > 20:
@@ -213,7 +242,7 @@ class Steps:
         self._forget(step)
         for save in step.everybody():
             save.settle()
-            save.owner.tell({"op": "failed", "save": save.number, "error": error})
+            save.owner.tell(_failed(save, error, disk))
         self.on_change()
 
     def _forget(self, step: Step) -> None:
@@ -275,3 +304,8 @@ class Steps:
     def sweep_needed(self) -> bool:
         """Whether something waits that time alone may decide."""
         return bool(self._leftovers) or any(not s.settling for s in self.waiting.values())
+
+
+def _failed(save: Save, error: str, disk: bool) -> dict[str, object]:
+    more = {"disk": True} if disk else {}
+    return {"op": "failed", "save": save.number, "error": error, **more}

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Part:
     """What a rank saves: one file of one step. ``ranks`` is how many save, ``rank`` which of them
-    this is, ``run`` and the rest what the manifest says of the job."""
+    this is, ``run`` and the rest what the manifest says of the job; ``began`` is when the process
+    was started."""
 
     name: str
     step: int
@@ -36,6 +37,7 @@ class Part:
     job_id: str = ""
     cluster: str = ""
     node: str = ""
+    began: float = 0.0
 
     def manifest(self, files: list[layout.FileEntry]) -> layout.Manifest:
         """The manifest of these files."""
@@ -106,6 +108,7 @@ def _into(folder: str, part: Part, image: Image) -> None:
     touched: the new one gets another name, and the old one goes when nothing names it any more.
     Other ranks' files in a manifest of the same name (a worker's) stay in it."""
     manifest_name = layout.part_name([part.rank])
+    _leave_out_older(folder, part)
     known = {file.name for other in layout.read_parts(folder) for file in other.files}
     kept, old = _entries(os.path.join(folder, manifest_name), part)
     name, again = layout.file_name(part.rank), 1
@@ -123,6 +126,17 @@ def _into(folder: str, part: Part, image: Image) -> None:
     for gone in old:
         with contextlib.suppress(OSError):
             os.unlink(os.path.join(folder, gone))
+
+
+def _leave_out_older(folder: str, part: Part) -> None:
+    """Take away what this node's ranks saved of the step before the training was started anew, if
+    it was: one rank's old file and another's new one make no checkpoint. This rank's own stays
+    until the new one is there, unless others' are in the same manifest."""
+    for old in layout.read_parts(folder):
+        same = (old.run, old.node, old.world_size) == (part.run, part.node, part.ranks)
+        if same and old.time < part.began and old.ranks != [part.rank]:
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(folder, layout.part_name(old.ranks)))
 
 
 def _entries(path: str, part: Part) -> tuple[list[layout.FileEntry], list[str]]:

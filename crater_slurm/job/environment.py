@@ -159,6 +159,19 @@ def _run(env: Mapping[str, str], job: str, world: int) -> str:
     return f"local.{os.getpid()}-{int(time.time())}"
 
 
+def process_start() -> float:
+    """When this process was made, as time.time(); now where that can't be known. What was saved
+    before is another process's, though it may be of the same run."""
+    now = time.time()
+    try:
+        with open("/proc/self/stat", "rb") as file:
+            ticks = int(file.read().rpartition(b")")[2].split()[19])
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError, AttributeError):
+        return now
+    return now - max(0.0, age)
+
+
 def _deadline(env: Mapping[str, str]) -> float | None:
     value = env.get("SLURM_JOB_END_TIME", "")
     return float(value) if value.isdigit() else None

@@ -44,7 +44,10 @@ class Announced:
         self.whole = True
         #: All of it has been copied or written, so it may be announced.
         self.ready = False
-        self.rescue: Callable[[Image], None] | None = None
+        #: Writes it without the worker: ``rescue(image, own)``, ``own``: into the user's folder.
+        self.rescue: Callable[[Image, bool], None] | None = None
+        #: The worker's disk does not take it, and the saving thread still has the state.
+        self.refused = False
 
 
 class Link:
@@ -152,7 +155,10 @@ class Link:
                 message, fds = self._channel.receive()
                 for fd in fds:
                     os.close(fd)
-                self._take(message)
+                if message["op"] == "failed":
+                    self._failed(message)
+                else:
+                    self._take(message)
                 if self.retired:
                     self._hang_up()
                     self._rescue()
@@ -174,9 +180,9 @@ class Link:
                 position = wire.whole(message, "position", self.lane.head)
                 self.lane.tail = max(self.lane.tail, position)
             elif op == "saved":
-                self._over(message, None)
-            elif op == "failed":
-                self._over(message, wire.text(message, "error"))
+                announced = self.unsaved.pop(wire.whole(message, "save", 1 << 62), None)
+                if announced is not None:
+                    announced.saving.finish()
             elif op == "flushed":
                 self.flushed.add((wire.text(message, "name"), wire.whole(message, "step", 10**15)))
             elif op == "note":
@@ -187,13 +193,30 @@ class Link:
                 self.retired = self._mistakes >= _MOST_MISTAKES
             self.changed.notify_all()
 
-    def _over(self, message: dict[str, Any], error: str | None) -> None:
-        announced = self.unsaved.pop(wire.whole(message, "save", 1 << 62), None)
+    def _failed(self, message: dict[str, Any]) -> None:
+        """The worker can't save it. Where its disk is at fault, what lies in the lane goes to the
+        user's own folder; the lane keeps it meanwhile, for this thread is told what is free."""
+        number, error = wire.whole(message, "save", 1 << 62), wire.text(message, "error")
+        disk = message.get("disk") is True
+        with self.changed:
+            self._progress = time.monotonic()
+            announced = self.unsaved.get(number)
+            if announced is not None and not announced.ready and disk:
+                announced.refused = True  # its thread still has the state, and goes another way
+                announced = self.unsaved.pop(number)
+                self.changed.notify_all()
+                return
         if announced is None:
             return
+        if disk and announced.whole:
+            error = self._write(announced, error)
         if error:
-            tell(f"{announced.saving.name} {announced.saving.step} is not saved: {error}")
-        announced.saving.finish(error)
+            saving = announced.saving
+            tell(f"{saving.name} {saving.step} is not saved: {error}")
+        with self.changed:
+            self.unsaved.pop(number, None)
+            announced.saving.finish(error or None)
+            self.changed.notify_all()
 
     # A lost worker
 
@@ -266,17 +289,21 @@ class Link:
                     tell(f"{announced.saving.name} {announced.saving.step} is not saved: {error}")
                 with self.changed:
                     self.unsaved.pop(announced.number, None)
-                    announced.saving.finish(error)
+                    announced.saving.finish(error or None)
                     self._settle()
                     self.changed.notify_all()
 
-    def _write(self, announced: Announced) -> str | None:
+    def _write(self, announced: Announced, refusal: str = "") -> str:
+        """Write it from the lane, where its worker is lost, or to the user's folder after a
+        ``refusal``; why that was not possible, or nothing."""
         if not announced.whole or announced.rescue is None or self.lane is None:
-            return "its worker was lost before it had been checked"
+            return refusal or "its worker was lost before it had been checked"
         place = self.lane.place
         segments = [Segment(at, count, place(position)) for at, position, count in announced.pieces]
         try:
-            announced.rescue(Image(segments))
+            announced.rescue(Image(segments), bool(refusal))
         except Exception as problem:
-            return f"its worker was lost, and it can't be written: {problem}"
-        return None
+            why = refusal or "its worker was lost, and it can't be written:"
+            return f"{why} {problem}"
+        announced.saving.how = "direct"
+        return ""

@@ -35,10 +35,11 @@ class Ring(Link):
         image: Image,
         begin: dict[str, Any],
         saving: Saving,
-        rescue: Callable[[Image], None],
+        rescue: Callable[[Image, bool], None],
     ) -> bool:
         """Take a file into the lane; False where the caller has to write it, with nothing left
-        behind here. ``rescue(image)`` writes it from the lane, should the worker be lost."""
+        behind here. ``rescue(image, own)`` writes it from the lane, should the worker be lost, or
+        (``own``) to the user's folder, should its disk not take it."""
         lane = self.lane
         if lane is None or self.given_up or self.retired:
             return False
@@ -78,7 +79,7 @@ class Ring(Link):
             self.unsaved[announced.number] = announced
         good = self._tell(announced.begin)
         step = max(ALIGN, lane.length // 4 // ALIGN * ALIGN)
-        while good and at < image.size:
+        while good and at < image.size and not announced.refused:
             count = min(step, image.size - at, lane.length - lane.head % lane.length)
             good = self._wait_for(lane, rounded(count), era)
             if good:
@@ -88,7 +89,10 @@ class Ring(Link):
                 good = self.generation == era and self._tell_piece(announced.number, piece)
                 at += count
         end = lane.head
-        over = announced.saving.done
+
+        def over() -> bool:
+            return announced.saving.done() or announced.refused
+
         good = good and self._tell({"op": "commit", "save": announced.number})
         good = good and self._wait_until(lambda: lane.tail >= end or over(), era)
         return self._keep(announced, good, era)
@@ -120,6 +124,7 @@ class Ring(Link):
         """Remember a save that is on disk until the worker calls it saved; drop a failed one."""
         with self.changed:
             saved = announced.saving.done() and announced.saving.error is None
+            good = good and not announced.refused
             announced.ready = good
             if not (good or saved):
                 self.unsaved.pop(announced.number, None)

@@ -39,6 +39,7 @@ class Session:
 
     def __init__(self, env: environment.Environment, folder: str | None = None) -> None:
         self.env = env
+        self.began = environment.process_start()
         self.folder = folder or os.environ.get(_FOLDER) or None
         self.packer = Packer()
         self.ring: Ring | None = None
@@ -74,7 +75,7 @@ class Session:
         return {
             "job": self.env.job_id, "run": self.env.run, "rank": rank,
             "local_rank": self.env.local_rank, "world": world, "local_world": local,
-            "slots": self.slots,
+            "slots": self.slots, "began": int(self.began * 1000),
         }  # fmt: skip
 
     # The ring
@@ -140,7 +141,8 @@ class Session:
         except (layout.LayoutError, StateError) as error:
             raise CheckpointError(str(error)) from error
         part = direct.Part(
-            name, step, rank, world, self.env.run, self.env.job_id, self.env.cluster, self.env.node
+            *(name, step, rank, world, self.env.run, self.env.job_id),
+            *(self.env.cluster, self.env.node, self.began),
         )
         with self._lock:
             saving = Saving(step, name)
@@ -162,7 +164,11 @@ class Session:
                 "name": part.name, "step": part.step, "file": layout.file_name(part.rank),
                 "rank": part.rank, "ranks": part.ranks, "local": local,
             }  # fmt: skip
-            if ring.save(image, begin, saving, lambda left: self._write(left, part, aside=True)):
+
+            def rescue(left: Image, own: bool) -> None:
+                self._write(left, part, aside=True, own=own)
+
+            if ring.save(image, begin, saving, rescue):
                 return
             saving.how = "direct"
             with contextlib.suppress(OSError):
@@ -176,10 +182,19 @@ class Session:
             raise
         saving.finish()
 
-    def _write(self, image: Image, part: direct.Part, *, aside: bool = False) -> None:
-        """Write the file into the first folder that takes it. Raises CheckpointError."""
+    def _write(
+        self, image: Image, part: direct.Part, *, aside: bool = False, own: bool = False
+    ) -> None:
+        """Write the file into the first folder that takes it, or the user's own only. Raises
+        CheckpointError."""
         failures = []
-        for folder in self.folders():
+        folders = self.folders()
+        if own:
+            folders = [self.folder] if self.folder and self.folder != self.env.folder else []
+            if not folders:
+                raise CheckpointError(f"With {_FOLDER} set to another folder it would go there.")
+            tell(f"{part.name} {part.step} goes to {folders[0]}: the node's cache didn't take it")
+        for folder in folders:
             try:
                 direct.write(folder, part, image, aside=aside)
             except (OSError, layout.LayoutError) as error:

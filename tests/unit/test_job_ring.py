@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,6 +50,7 @@ def test_a_save_goes_through_the_lane_and_says_who_it_is(worker: FakeWorker) -> 
     assert saving.how == "ring" and saving.wait(WAIT)
     assert loaded(5) == state()
     opened, begin = worker.wait_for("open")[0], worker.wait_for("begin")[0]
+    assert 0 <= time.time() - opened.pop("began") / 1000 < 3600 * 24
     assert opened | {"bytes": 0} == {
         "op": "open", "version": 1, "job": "4711", "run": "4711.0", "rank": 0, "local_rank": 0,
         "world": 1, "local_world": 1, "slots": 1, "bytes": 0,
