@@ -60,11 +60,16 @@ def give_free_name(parent: int, partial: str, name: str, run: str) -> str:
         else:
             os.fsync(parent)
             return target
-    syscalls.exchange(parent, partial, named)  # what can't be read, or it would have been found
+    put_in_place(parent, partial, named)  # of what can't be read, or it would have been found
+    return named
+
+
+def put_in_place(parent: int, partial: str, name: str) -> None:
+    """Exchange a completed folder with the one of that name, and remove that."""
+    syscalls.exchange(parent, partial, name)
     os.fsync(parent)
     with contextlib.suppress(OSError):
         remove(partial, parent)
-    return named
 
 
 def set_aside(parent: int, name: str) -> str:

@@ -150,6 +150,7 @@ class Folder:
         after its run.
         """
         hidden = restored or layout.partial_name(name)
+        mine = ""
         with self._opened() as parent:
             partial = open_folder(hidden, parent)
             try:
@@ -165,9 +166,13 @@ class Folder:
                         finishing.join(parent, partial, target, manifest, others, taken)
                         remove(hidden, parent)
                         return target
+                    mine = target if there else mine
                 finishing.complete(partial, manifest)
             finally:
                 os.close(partial)
+            if restored and mine:  # it was damaged here, or not all of it was
+                finishing.put_in_place(parent, hidden, mine)
+                return mine
             if restored:
                 return finishing.give_free_name(parent, hidden, name, manifest.run)
             finishing.give_name(parent, name)

@@ -12,9 +12,11 @@ checkpoints uses this module, inside jobs and on nodes, so it needs the standard
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
+import stat
 import zlib
 from dataclasses import dataclass
 
@@ -145,7 +147,7 @@ class Manifest:
             texts = {key: data[key] for key in ("name", "run", "job_id", "cluster", "node")}
             manifest = cls(data["step"], data["world_size"], files, time=data["time"], **texts)
             _check(manifest)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise LayoutError(f"The manifest is damaged: {error!r:.200}.") from error
         return manifest
 
@@ -186,13 +188,22 @@ def covers(parts: list[Manifest]) -> bool:
     return {rank for part in parts for rank in part.ranks} == set(range(parts[0].world_size))
 
 
+def _regular(path: str, flags: int) -> int:
+    """Open a regular file, and nothing that would keep the reader waiting. Raises OSError."""
+    fd = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    raise FileNotFoundError(errno.ENOENT, "no regular file", path)
+
+
 def read_parts(folder: str) -> list[Manifest]:
     """Manifests in a step's folder; damaged ones are left out. Raises OSError."""
     parts = []
     for name in sorted(os.listdir(folder)):
         if is_part(name):
             try:
-                with open(os.path.join(folder, name), encoding="utf-8") as file:
+                with open(os.path.join(folder, name), encoding="utf-8", opener=_regular) as file:
                     parts.append(Manifest.from_json(file.read()))
             except (LayoutError, UnicodeDecodeError):
                 continue
@@ -204,7 +215,7 @@ def read_parts(folder: str) -> list[Manifest]:
 def check_file(path: str, entry: FileEntry, crc32: Callable[[memoryview], int] = zlib.crc32) -> str:
     """What is wrong with a file, against its manifest entry; empty when nothing is."""
     try:
-        with open(path, "rb", buffering=0) as file:
+        with open(path, "rb", buffering=0, opener=_regular) as file:
             size = os.fstat(file.fileno()).st_size
             if size != entry.size:
                 return f"{entry.name} has {size} bytes, its manifest says {entry.size}"

@@ -30,10 +30,14 @@ def find() -> str | None:
     return str(beside) if beside.exists() else shutil.which("weed")
 
 
+#: Not the one that other tests seed: several servers start side by side.
+_RANDOM = random.SystemRandom()
+
+
 def free_port() -> int:
     """A port that is free, and the one 10,000 above it, where SeaweedFS speaks gRPC."""
     while True:
-        port = random.randrange(11000, 22000)
+        port = _RANDOM.randrange(11000, 22000)
         with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
             for number in (port, port + 10000):
                 stack.enter_context(socket.socket()).bind(("127.0.0.1", number))
@@ -63,7 +67,12 @@ class Server:
                     f"-s3.port={self.port}",
                 ),
                 *(f"-s3.config={folder / 's3.json'}", "-volume.max=3000"),
-                *("-master.volumeSizeLimitMB=64", "-s3.port.iceberg=0", "-master.telemetry=false"),
+                *(
+                    "-master.volumeSizeLimitMB=64",
+                    "-s3.port.iceberg=0",
+                    "-s3.port.lance=0",
+                    "-master.telemetry=false",
+                ),
             ],
             stdout=self._log,
             stderr=subprocess.STDOUT,
@@ -81,7 +90,7 @@ class Server:
             except Exception:
                 if time.monotonic() > deadline or self._process.poll() is not None:
                     self.stop()
-                    raise
+                    raise RuntimeError(Path(self._log.name).read_text()[-2000:]) from None
                 time.sleep(0.2)
             else:
                 return

@@ -236,7 +236,7 @@ def test_what_can_be_loaded_is_told(tmp_path: Path, folder: Path) -> None:
         alone.send("status")
         assert [s["step"] for s in alone.hear("status")["steps"]] == [1, 2]
         alone.send("stage", path="/data/set")
-        assert "was not asked for" in alone.hear("staged")["error"]
+        assert "not among the data that this job stages" in alone.hear("staged")["error"]
 
 
 def test_a_requeue_is_the_daemon_s_to_grant(tmp_path: Path, folder: Path) -> None:
@@ -264,7 +264,7 @@ def test_verify_finds_a_flipped_bit(tmp_path: Path, folder: Path) -> None:
             file.write(b"\x01")
         daemon.send({"op": "verify", "id": "v2", "step": 1})
         assert daemon.hear("answer", id="v2")["damaged"] == [
-            "step 1: rank-00000.safetensors is damaged between byte 0 and 10000"
+            "cache: step-000000001: rank-00000.safetensors is damaged between byte 0 and 10000"
         ]
 
 
