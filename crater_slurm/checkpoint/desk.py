@@ -95,10 +95,17 @@ class Desk:
     # What can be loaded; in a pool's thread
 
     def _local(self, name: str, ranks: list[int] | None) -> list[LocalStep]:
-        """Steps in the cache that have the ranks asked for, or all of the world, newest first."""
+        """Steps in the cache that have the ranks asked for, or all of the world, newest first;
+        none where it can't be read, since what is elsewhere can be loaded all the same."""
+        try:
+            here = self._tools.folder.scan()
+        except OSError as failed:
+            what = "what is in the cache is not known"
+            self._tools.log("warning", faults.sentence(what, failed, self._tools.folder.path))
+            here = []
         found = [
             step
-            for step in self._tools.folder.scan()
+            for step in here
             if step.name == name and (step.whole if ranks is None else step.ranks >= set(ranks))
         ]
         return sorted(found, key=lambda step: (step.step, step.time), reverse=True)
