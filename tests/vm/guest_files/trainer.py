@@ -87,7 +87,10 @@ def pages():
     found = {"lane": {}, "anon": {}}
     with open("/proc/self/numa_maps") as file:
         for line in file:
-            kind = "lane" if "memfd:crater-lane" in line else "anon" if "anon=" in line else ""
+            if " file=" not in line and "anon=" in line:  # of a file the page cache is counted too
+                kind = "anon"
+            else:
+                kind = "lane" if "memfd:crater-lane" in line else ""
             for node, count in re.findall(r" N(\d+)=(\d+)", line) if kind else ():
                 found[kind][node] = found[kind].get(node, 0) + int(count)
     return found
