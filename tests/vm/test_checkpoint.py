@@ -308,9 +308,11 @@ class TestFaultyDisk:
     def mapped(self, guest: Guest, drive: str) -> Iterator[str]:
         guest.check("modprobe dm-mod")
         size = int(guest.check(f"blockdev --getsz {drive}"))
-        guest.check(f"dmsetup create crater --table '0 {size} linear {drive} 0'")
+        made = f"dmsetup create crater --table '0 {size} linear {drive} 0'"
+        guest.check(f"{made} && dmsetup mknodes crater")  # there is no udev
         yield f"0 {size} error"
         guest.wait_for("dmsetup remove crater", 60)
+        guest.check("rm -f /dev/mapper/crater")
 
     def test_trainer_is_told_and_goes_on(
         self, guest: Guest, slurm: Slurm, mapped: str, go: str
