@@ -71,9 +71,10 @@ class Desk:
             step = wire.whole(message, "step", 10**15 - 1)
         if run is not None:
             run = wire.text(message, "run")
+        damaged = wire.text(message, "damaged", "")
 
         def work() -> Answer:
-            return self._restored(name, step, run, ranks)
+            return self._restored(name, step, run, ranks, damaged)
 
         then = _then(send, "restored", name=name, step=step, run=run, folder=None, source=None)
         self._pool.ask(work, then)
@@ -123,12 +124,18 @@ class Desk:
         return {"name": name, "steps": steps, "error": error}
 
     def _restored(
-        self, name: str, step: int | None, run: str | None, ranks: list[int] | None
+        self,
+        name: str,
+        step: int | None,
+        run: str | None,
+        ranks: list[int] | None,
+        damaged: str,
     ) -> Answer:
+        """``damaged``: a folder that is known to be of no use, so another copy is brought."""
         local = [
             found
             for found in self._local(name, ranks)
-            if step in (None, found.step) and run in (None, found.run)
+            if step in (None, found.step) and run in (None, found.run) and found.folder != damaged
         ]
         if step is not None and run is not None and local:
             return self._from_cache(local[0])
