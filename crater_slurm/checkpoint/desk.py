@@ -73,9 +73,10 @@ class Desk:
             step = wire.whole(message, "step", 10**15 - 1)
         if run is not None:
             run = wire.text(message, "run")
+        damaged = wire.text(message, "damaged", "")
 
         def work() -> Answer:
-            return self._restored(name, step, run, ranks)
+            return self._restored(name, step, run, ranks, damaged)
 
         tell = _then(send, "restored", name=name, step=step, run=run, folder=None, source=None)
 
@@ -103,10 +104,17 @@ class Desk:
     # What can be loaded; in a pool's thread
 
     def _local(self, name: str, ranks: list[int] | None) -> list[LocalStep]:
-        """Steps in the cache that have the ranks asked for, or all of the world, newest first."""
+        """Steps in the cache that have the ranks asked for, or all of the world, newest first;
+        none where it can't be read, since what is elsewhere can be loaded all the same."""
+        try:
+            here = self._tools.folder.scan()
+        except OSError as failed:
+            what = "what is in the cache is not known"
+            self._tools.log("warning", faults.sentence(what, failed, self._tools.folder.path))
+            here = []
         found = [
             step
-            for step in self._tools.folder.scan()
+            for step in here
             if step.name == name and (step.whole if ranks is None else step.ranks >= set(ranks))
         ]
         return sorted(found, key=lambda step: (step.step, step.time), reverse=True)
@@ -124,12 +132,18 @@ class Desk:
         return {"name": name, "steps": steps, "error": error}
 
     def _restored(
-        self, name: str, step: int | None, run: str | None, ranks: list[int] | None
+        self,
+        name: str,
+        step: int | None,
+        run: str | None,
+        ranks: list[int] | None,
+        damaged: str,
     ) -> Answer:
+        """``damaged``: a folder that is known to be of no use, so another copy is brought."""
         local = [
             found
             for found in self._local(name, ranks)
-            if step in (None, found.step) and run in (None, found.run)
+            if step in (None, found.step) and run in (None, found.run) and found.folder != damaged
         ]
         damage = ""
         while local and (wrong := local[0].damage(ranks)):

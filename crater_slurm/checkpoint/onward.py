@@ -130,6 +130,8 @@ class Onward:
                 )
         except StoppedError:
             raise InterruptedError(4, "the worker ends") from None
+        except OSError as error:
+            return self._where_it_lies(name, step, run, error), "remote"
         finally:
             self._busy.discard((name, step))
         if not came:
@@ -142,6 +144,18 @@ class Onward:
                 self._flusher.add(folder, part)
         self._log("info", f"{name} {step} of run {run} fetched from {self._spec.remote.url}.")
         return folder, "remote"
+
+    def _where_it_lies(self, name: str, step: int, run: str, error: OSError) -> str:
+        """The folder of a step that a full or faulty cache can't take: on a shared file system the
+        job can read it itself. Raises the cache's error where it can't."""
+        folder = restore.place(self._spec, name, step, run)
+        if folder is None:
+            raise error
+        self._log(
+            "warning",
+            f"{name} {step} is read at {folder}, since the cache can't take it ({error.strerror}).",
+        )
+        return folder
 
     def stage(self, path: str) -> str:
         found = self._stager.lookup(path)

@@ -110,6 +110,17 @@ def _tidy(folder: str) -> None:
         os.close(top)
 
 
+def place(spec: Spec, name: str, step: int, run: str) -> str | None:
+    """The folder of a step at a destination that is a path; None where it is none.
+
+    Raises RemoteError and NotThereError.
+    """
+    if not spec.remote.url.startswith("/"):
+        return None
+    with _opened(spec, None) as away:
+        return f"{spec.remote.url}/{_find(away, name, step, run).folder}"
+
+
 @contextlib.contextmanager
 def _opened(spec: Spec, store: Store | None) -> Iterator[Store]:
     if store is not None:

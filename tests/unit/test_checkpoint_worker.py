@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from checkpoint_samples import make_step
 from checkpoint_worker import MIB, Daemon, Trainer, a_spec, content, running
 
+from crater_slurm.checkpoint.spec import Remote
 from crater_slurm.job import layout
 from crater_slurm.job.wire import WireError
 
@@ -210,6 +212,44 @@ def test_ranks_that_wrote_without_a_worker_are_joined(tmp_path: Path, folder: Pa
     assert layout.covers(parts)
     assert content(folder, 4, 0) == b"by the ring"
     assert content(folder, 4, 1) == b"own work"
+
+
+def test_a_faulty_cache_hides_nothing_that_lies_at_the_destination(
+    tmp_path: Path, folder: Path
+) -> None:
+    away = tmp_path / "away"
+    make_step(away, 3, {0: 100}, run="4711.0")
+    with running(tmp_path, a_spec(folder, remote=Remote(url=str(away)))) as daemon:
+        alone = Trainer(daemon, 0, 1, 0)
+        alone.send("status")
+        alone.hear("status")
+        folder.rename(tmp_path / "gone")
+        folder.write_text("no folder")  # as an unreadable disk: any error but "not there"
+        alone.send("available", name="step", ranks=[0])
+        assert [s[:2] for s in alone.hear("available")["steps"]] == [[3, "4711.0"]]
+        alone.send("restore", name="step", step=3, run="4711.0", ranks=[0])
+        answer = alone.hear("restored")
+        assert (answer["folder"], answer["source"]) == (str(away / "step-000000003"), "remote")
+        alone.send("restore", name="step", step=None)
+        assert alone.hear("restored")["folder"] == str(away / "step-000000003")
+
+
+def test_a_damaged_copy_in_the_cache_is_replaced_from_the_destination(
+    tmp_path: Path, folder: Path
+) -> None:
+    away = tmp_path / "away"
+    make_step(away, 3, {0: 100}, run="4711.0")
+    make_step(folder, 3, {0: 100}, run="4711.0")
+    here, good = folder / "step-000000003", content(away, 3)
+    (here / "rank-00000.safetensors").write_bytes(b"?" * 100)
+    with running(tmp_path, a_spec(folder, remote=Remote(url=str(away)))) as daemon:
+        alone = Trainer(daemon, 0, 1, 0)
+        alone.send("restore", name="step", step=3, run="4711.0", ranks=[0], damaged="")
+        assert alone.hear("restored")["source"] == "cache", "nobody has said that it is damaged"
+        alone.send("restore", name="step", step=3, run="4711.0", ranks=[0], damaged=str(here))
+        answer = alone.hear("restored")
+        assert (answer["folder"], answer["source"]) == (str(here), "remote")
+        assert content(folder, 3) == good
 
 
 def test_what_can_be_loaded_is_told(tmp_path: Path, folder: Path) -> None:

@@ -74,18 +74,20 @@ def install_hooks(guest: Guest) -> Hooks:
 
 
 @contextlib.contextmanager
-def running_daemon(guest: Guest) -> Iterator[NodeDaemon]:
+def running_daemon(
+    guest: Guest, settings: Mapping[str, Any] = SETTINGS, module: str = "crater_slurm.node"
+) -> Iterator[NodeDaemon]:
     """The node daemon with this module's settings, until the block is left."""
-    with crater_node(guest, SETTINGS, arguments=["--foreground"]) as daemon:
+    with crater_node(guest, settings, module=module, arguments=["--foreground"]) as daemon:
         yield daemon
 
 
 def with_plan(
-    guest: Guest, user: str = "alice", *, gpus: int = 0, numa: str = "strict", domains: int = 1
+    guest: Guest, user: str = "alice", *, numa: str = "strict", domains: int = 1, **planned: Any
 ) -> str:
     """The sbatch option that brings a plan of its own, signed as the submit filter signs it."""
     uid = int(guest.check(f"id -u {user}"))
-    plan = Plan(id=f"plan-{next(_serial)}", gpus=gpus, numa=numa, domains=domains)
+    plan = Plan(id=f"plan-{next(_serial)}", numa=numa, domains=domains, **planned)
     return "--comment=" + sign(SignedPlan(plan, uid, "guest", int(time.time())), KEY)
 
 

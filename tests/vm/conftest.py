@@ -14,7 +14,7 @@ How it works, from the outside to the inside:
     node.py         `crater_node(guest, settings)`: this working tree's node daemon in the guest
     alloc.py        a program for jobs that uses memory and reports on which node it lies
     preload.py      the trick with which a user can try to skip a hook
-    guest_files/    what runs inside a guest: its init, its command agent, those two programs
+    guest_files/    what runs inside a guest: its init, its command agent, those programs, trainer.py
 
 A test takes the fixture `guest` or `slurm` and so runs once on each release. Each release boots
 once, and its tests share the guest: a test leaves no job and no daemon behind. `slurm` is a Slurm

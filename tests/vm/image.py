@@ -48,7 +48,7 @@ SLURM_PACKAGES = (
 )
 TOOL_PACKAGES = (
     *("python3", "numactl", "nvme-cli", "xfsprogs", "util-linux", "kmod", "iproute2"),
-    *("pciutils", "procps", "mount", "hwloc-nox", "fio"),
+    *("pciutils", "procps", "mount", "hwloc-nox", "fio", "dmsetup"),
 )
 RDMA_PACKAGES = ("ibverbs-providers", "python3-pyverbs")
 """For the copies between nodes over soft-RoCE; the kernel module is in Debian's general kernel."""

@@ -20,6 +20,9 @@ SOURCE = "/opt/crater"
 PUSHED = ("crater_slurm", "prolog", "job_submit", "templates", "etc", "pyproject.toml")
 """pyproject.toml goes along: by it the package knows that its hooks and templates lie beside it."""
 
+BED = "/opt/crater-vm"
+"""Where the bed's own programs lie in the guest."""
+
 CONFIG = "/etc/crater/crater.yaml"
 SOCKET = "/run/crater/node.sock"
 """Where the package itself looks for its settings, and listens when they say nothing else."""
@@ -43,6 +46,25 @@ class NodeDaemon:
 
     guest: Guest
     socket: str
+    command: str
+    """What runs it, in bash."""
+
+    def start(self) -> None:
+        """Start it, also once more after its end. Raises GuestError with its log when it ends or
+        makes no socket."""
+        self.guest.check(
+            f"""
+            rm -f {shlex.quote(self.socket)} {PID_FILE}
+            mkdir -p {Path(self.socket).parent} {SERVICE_CGROUP}
+            (
+                echo $BASHPID >{SERVICE_CGROUP}/cgroup.procs
+                echo $BASHPID >{PID_FILE}
+                cd /
+                exec env PYTHONPATH={SOURCE}:{BED} {self.command} </dev/null >>{LOG} 2>&1
+            ) &
+            """
+        )
+        _await_socket(self)
 
     @property
     def pid(self) -> int:
@@ -83,22 +105,10 @@ def crater_node(
     push_source(guest)
     guest.write(CONFIG, json.dumps(dict(settings), indent=2) + "\n")
     guest.logs = [*guest.logs, *([] if LOG in guest.logs else [LOG])]
-    command = shlex.join(["/usr/bin/python3", "-m", module, *arguments])
-    guest.check(
-        f"""
-        rm -f {shlex.quote(socket)} {PID_FILE}
-        mkdir -p {Path(socket).parent} {SERVICE_CGROUP}
-        (
-            echo $BASHPID >{SERVICE_CGROUP}/cgroup.procs
-            echo $BASHPID >{PID_FILE}
-            cd /
-            exec env PYTHONPATH={SOURCE} {command} </dev/null >{LOG} 2>&1
-        ) &
-        """
-    )
-    daemon = NodeDaemon(guest, socket)
+    guest.check(f"rm -f {LOG}")
+    daemon = NodeDaemon(guest, socket, shlex.join(["/usr/bin/python3", "-m", module, *arguments]))
     try:
-        _await_socket(daemon)
+        daemon.start()
         yield daemon
     finally:
         if daemon.alive():
