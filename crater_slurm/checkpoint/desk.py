@@ -73,10 +73,9 @@ class Desk:
             step = wire.whole(message, "step", 10**15 - 1)
         if run is not None:
             run = wire.text(message, "run")
-        damaged = wire.text(message, "damaged", "")
 
         def work() -> Answer:
-            return self._restored(name, step, run, ranks, damaged)
+            return self._restored(name, step, run, ranks)
 
         tell = _then(send, "restored", name=name, step=step, run=run, folder=None, source=None)
 
@@ -132,18 +131,12 @@ class Desk:
         return {"name": name, "steps": steps, "error": error}
 
     def _restored(
-        self,
-        name: str,
-        step: int | None,
-        run: str | None,
-        ranks: list[int] | None,
-        damaged: str,
+        self, name: str, step: int | None, run: str | None, ranks: list[int] | None
     ) -> Answer:
-        """``damaged``: a folder that is known to be of no use, so another copy is brought."""
         local = [
             found
             for found in self._local(name, ranks)
-            if step in (None, found.step) and run in (None, found.run) and found.folder != damaged
+            if step in (None, found.step) and run in (None, found.run)
         ]
         damage = ""
         while local and (wrong := local[0].damage(ranks)):

@@ -188,7 +188,7 @@ class _Loader:
         for ranks in self._asked():
             message = {
                 "op": "restore", "name": self.wish.name, "step": found.step, "run": found.run,
-                "ranks": ranks, "damaged": found.folder,
+                "ranks": ranks,
             }  # fmt: skip
             answer = self.session.ask(message, "restored", _RESTORE_SECONDS)
             if answer is None:

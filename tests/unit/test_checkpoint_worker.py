@@ -234,24 +234,6 @@ def test_a_faulty_cache_hides_nothing_that_lies_at_the_destination(
         assert alone.hear("restored")["folder"] == str(away / "step-000000003")
 
 
-def test_a_damaged_copy_in_the_cache_is_replaced_from_the_destination(
-    tmp_path: Path, folder: Path
-) -> None:
-    away = tmp_path / "away"
-    make_step(away, 3, {0: 100}, run="4711.0")
-    make_step(folder, 3, {0: 100}, run="4711.0")
-    here, good = folder / "step-000000003", content(away, 3)
-    (here / "rank-00000.safetensors").write_bytes(b"?" * 100)
-    with running(tmp_path, a_spec(folder, remote=Remote(url=str(away)))) as daemon:
-        alone = Trainer(daemon, 0, 1, 0)
-        alone.send("restore", name="step", step=3, run="4711.0", ranks=[0], damaged="")
-        assert alone.hear("restored")["source"] == "cache", "nobody has said that it is damaged"
-        alone.send("restore", name="step", step=3, run="4711.0", ranks=[0], damaged=str(here))
-        answer = alone.hear("restored")
-        assert (answer["folder"], answer["source"]) == (str(here), "remote")
-        assert content(folder, 3) == good
-
-
 def test_what_can_be_loaded_is_told(tmp_path: Path, folder: Path) -> None:
     with running(tmp_path, a_spec(folder)) as daemon:
         ranks = [Trainer(daemon, rank, 2, MIB) for rank in range(2)]
