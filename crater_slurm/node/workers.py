@@ -226,6 +226,11 @@ class Workers:
         known = record.checkpoints.get("worker", {})
         pid, born = int(known.get("pid", 0)), str(known.get("born", ""))
         found = worker.find(record.job_id, self._folder, pid, born)
+        if found is not None and not found.alive():
+            # Its daemon was killed before it had noted it. So it has no spec, knows of no folder
+            # and ends by itself; taken over, it could never be made to go.
+            found.channel.close()
+            found = None
         if found is not None and unreachable:
             found.end(_END_SECONDS)  # it was never told how to reach the destination
             found = None

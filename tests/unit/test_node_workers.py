@@ -101,6 +101,23 @@ def test_a_new_daemon_finds_the_worker_of_the_last_one(node: Node) -> None:
     assert answer(node.open())["pid"] == first
 
 
+@pytest.mark.parametrize("before", [False, True])
+def test_a_worker_that_no_daemon_has_noted_is_not_taken_over(node: Node, before: bool) -> None:
+    """The daemon was killed after it had started the worker; a worker ``before`` is dead too."""
+    node.job()
+    if before:
+        os.kill(int(str(answer(node.open())["pid"])), signal.SIGKILL)
+    node.stop()
+    orphan = worker.launch(node.launcher, "7", node.folder / "run/workers")
+    orphan.channel.close()
+    node.start()
+    assert wait_for(lambda: answer(node.open())["pid"] == pid_of(node) != orphan.pid)
+    assert worker.birth(pid_of(node)) == node.record().checkpoints["worker"]["born"]
+    assert orphan.process is not None
+    orphan.process.kill()
+    orphan.process.wait()
+
+
 def test_a_worker_that_dies_is_started_anew_and_says_what_was_safe(
     node: Node, caplog: pytest.LogCaptureFixture
 ) -> None:
