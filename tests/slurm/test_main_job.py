@@ -92,6 +92,11 @@ def expected_environment(lab: Lab, job: int, plan: str, share: Share) -> dict[st
         "CRATER_DATASET_PATH": cache.format("dataset"),
         "CRATER_CACHE_PATH": cache.format("temp"),
         "CRATER_TMPDIR": cache.format("temp"),
+        "CRATER_RUN": f"{job}.0",
+        "CRATER_RING": "/run/crater/ring.sock",
+        "CRATER_JOB_PATH": lab.run(
+            ["sh", "-c", "echo /run/crater/job/*"], user="root"
+        ).stdout.strip(),
     }
 
 

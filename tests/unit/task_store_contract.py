@@ -151,6 +151,9 @@ class TaskStoreContract:
         assert again
         assert again.attempt == 2.0
         assert store.begin_attempt(again, 9.0)
+        assert not store.change_task(again, {"job_id": 7}), "what was read before is old"
+        again = store.task_of_number(task.number)
+        assert again
         assert store.change_task(again, {"job_id": 7})
         last = store.task_of_number(task.number)
         assert last

@@ -207,7 +207,7 @@ def test_a_worker_is_busy_while_it_stages_and_the_end_of_the_job_breaks_that_off
         (data / name).write_bytes(os.urandom(8 * MIB))
     (tmp_path / "sets").mkdir()
     more = {"stage": (str(data),), "dataset_folder": str(tmp_path / "sets")}
-    with running(tmp_path, a_spec(cache, rate_bytes_s=MIB, **more)) as daemon:
+    with running(tmp_path, a_spec(cache, rate_bytes_s=MIB // 16, **more)) as daemon:
         trainer = Trainer(daemon)
         save(daemon, trainer, 1, b"x")
         assert not daemon.hear("state")["idle"]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from task_samples import CASES, LLAMA, llama
+from task_documents import CASES, LLAMA, llama
 
 from crater_slurm.alldata.advice import notes
 from crater_slurm.alldata.remote import Server, read_token

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from task_samples import CASES, LLAMA, llama, paths, put, without
+from task_documents import CASES, LLAMA, llama, paths, put, without
 
 from crater_slurm.alldata import waiting
 from crater_slurm.alldata.document import MOST_BYTES, Problem, TaskError, pointer

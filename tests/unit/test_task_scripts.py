@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from task_samples import CASES, llama, put
+from task_documents import CASES, llama, put
 
 from crater_slurm.alldata import quoting, templates
 from crater_slurm.alldata.batch import program_of, render
