@@ -154,6 +154,13 @@ def written_bytes(guest: Guest, device: str) -> int:
     return int(guest.check(f"awk '{{print $7}}' /sys/block/{device.split('/')[-1]}/stat")) * 512
 
 
+@pytest.fixture(scope="class")
+def daemon(guest: Guest, slurm: Slurm, drive: str) -> Iterator[NodeDaemon]:
+    """A node daemon that the tests of a class leave alive, with the drive as its cache."""
+    with mounted(guest, drive), daemon_with(guest) as running:
+        yield running
+
+
 @pytest.fixture
 def go(guest: Guest) -> Iterator[str]:
     """Beginning of the paths whose appearance lets a job go on; at the end all of them are there."""
@@ -163,11 +170,6 @@ def go(guest: Guest) -> Iterator[str]:
 
 
 class TestJobs:
-    @pytest.fixture(scope="class")
-    def daemon(self, guest: Guest, slurm: Slurm, drive: str) -> Iterator[NodeDaemon]:
-        with mounted(guest, drive), daemon_with(guest) as running:
-            yield running
-
     def test_save_by_a_ring_at_their_cores_to_nvme(
         self, guest: Guest, slurm: Slurm, daemon: NodeDaemon, drive: str, go: str
     ) -> None:
