@@ -157,7 +157,7 @@ def test_slurm_gives_it(lab: Lab, main_job: Any) -> None:
     assert {key: share.counts[key] for key in counts} == counts
 
 
-def variables(found: dict[str, str]) -> dict[str, str]:
+def told(found: dict[str, str]) -> dict[str, str]:
     """crater's own, but for the module's folder, whose name is of what it holds."""
     own = {k: v for k, v in found.items() if k.startswith("CRATER_")}
     assert re.fullmatch(r"/run/crater/job/[0-9a-f]{12}", own.pop("CRATER_JOB_PATH"))
@@ -168,11 +168,11 @@ def test_the_job_is_told_what_it_has(lab: Lab, main_job: Any) -> None:
     number, given = main_job["job"], main_job["share"]
     found = environment(lab, number)
     expected = expected_environment(lab, number, main_job["plan"], given)
-    assert variables(found) == expected
+    assert told(found) == expected
     assert found["CUDA_VISIBLE_DEVICES"] == ",".join(map(str, given.gpus))  # Slurm's own
     assert found["SLURM_CPUS_PER_TASK"] == "8"
     step = environment(lab, number, "step")
-    assert variables(step) == expected
+    assert told(step) == expected
 
 
 def test_the_cache_is_the_jobs_own_and_goes_with_it(lab: Lab, main_job: Any) -> None:
