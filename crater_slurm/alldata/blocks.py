@@ -70,6 +70,7 @@ class DataConfig(Block):
         Text(meaning="Where the validation data is; the job finds it in TASK_VAL_DATASET."),
     ]
     io_pattern: Annotated[str | None, Directive(key="io-pattern", also=_PATTERNS)]
+    stage_to_cache: Annotated[str | None, Directive(key="stage")] = None
     dataset_size_gb: Annotated[
         int | None,
         Number(minimum=1, maximum=10**9, meaning="Size of the data, GB (10^9 bytes)."),
@@ -179,6 +180,10 @@ class CheckpointConfig(Block):
     """Checkpoints that leave the training process at memory speed."""
 
     destination: Annotated[str | None, Directive(key="checkpoint")] = None
+    credentials: Annotated[str | None, Directive(key="checkpoint-credentials")] = None
+    keep_last: Annotated[int | None, Directive(key="checkpoint-keep")] = None
+    keep_every: Annotated[int | None, Directive(key="checkpoint-keep-every")] = None
+    ring_gb: Annotated[int | None, Directive(key="ring")] = None
 
 
 class SchedulingConfig(Block):

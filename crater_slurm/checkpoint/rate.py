@@ -54,6 +54,14 @@ class TokenBucket:
             return 0.0
 
     def take(self, count: int) -> None:
-        """Count bytes, after waiting until they may go."""
-        while delay := self.ask(count):
-            self._sleep(min(delay, _LOOK_S))
+        """Count bytes, after waiting until they may go.
+
+        They are paid in parts of what may go at once, so that others who wait, above all a save,
+        come in between: a large file on its way to the cache is no debt of theirs.
+        """
+        while count > 0:
+            burst = int(self.rate_bytes_s * _BURST_S) or count
+            part = min(count, burst)
+            while delay := self.ask(part):
+                self._sleep(min(delay, _LOOK_S))
+            count -= part

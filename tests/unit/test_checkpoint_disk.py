@@ -388,7 +388,21 @@ def test_who_waits_for_the_rate_goes_on_when_it_is_lifted() -> None:
     bucket = TokenBucket(MIB, clock, sleep)
     bucket.take(100 * MIB)
     bucket.take(1)
-    assert slept == [0.5, 0.5, 0.5]
+    assert slept == [0.25, 0.25, 0.25]
+
+
+def test_what_is_large_on_its_way_is_no_debt_of_a_save() -> None:
+    """While much is paid for, a small write waits for a moment of the rate, not for all of it."""
+    clock, waits = Clock(), []
+
+    def sleep(seconds: float) -> None:
+        waits.append(bucket.ask(0))
+        clock.now += seconds
+
+    bucket = TokenBucket(MIB, clock, sleep)
+    bucket.take(60 * MIB)
+    assert max(waits) <= 0.25
+    assert clock.now - 100 == pytest.approx(60, abs=0.5)
 
 
 def test_the_drain_keeps_the_rate(tmp_path: Path) -> None:

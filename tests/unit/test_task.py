@@ -42,6 +42,8 @@ EVERY_DIRECTIVE = """\
 #CRATER tensor-cores=yes gpu-sharing=no mig=3g.20gb driver=535.104 cuda=12.2
 #CRATER cpus=16 physical-cores=yes avx=avx2 memory-bandwidth=70.5GB/s
 #CRATER ssd-iops=300k ssd-latency=87.2us cache=200GB io-pattern=random checkpoint=s3://bucket/llama
+#CRATER checkpoint-credentials=own:research checkpoint-keep=3 checkpoint-keep-every=1000 ring=16GB
+#CRATER stage=/data/sets,s3://bucket/set
 #CRATER numa=strict max-wait=24m min-gpu-utilization=65 preemptible=no mode=advise
 """
 
@@ -432,8 +434,10 @@ def _values(requirement: Any) -> st.SearchStrategy[Any]:
         return st.from_regex(r"[1-9]g\.[0-9]{1,3}gb(\+me)?", fullmatch=True)
     if requirement.kind == "destination":
         return st.sampled_from(["on", "off"]) | _line().map(lambda t: "/" + t.replace("..", ""))
-    if requirement.kind == "word":
-        return _line()
+    if requirement.kind in {"word", "stage"}:
+        return st.just("/data/set,s3://bucket/set") if requirement.kind == "stage" else _line()
+    if requirement.kind == "credentials":
+        return st.from_regex(r"site|own(:[A-Za-z0-9][A-Za-z0-9_.@-]{0,63})?", fullmatch=True)
     return st.integers(int(low), int(high))
 
 

@@ -17,8 +17,10 @@
 #CRATER pipeline-parallel=2 traced-memory=21001MiB gpus=4 gpu-memory=24000MiB gpu-type=a100
 #CRATER tensor-cores=yes mig=3g.20gb gpu-sharing=no driver=535.104 cuda=12.2 cpus=16
 #CRATER physical-cores=yes avx=avx2 memory-bandwidth=70.5GB/s ssd-iops=300000 ssd-latency=87.2us
-#CRATER io-pattern=random cache=200GB checkpoint=s3://bucket/llama numa=strict max-wait=1440s
-#CRATER min-gpu-utilization=65 preemptible=no mode=advise
+#CRATER io-pattern=random cache=200GB checkpoint=s3://bucket/llama checkpoint-keep=3
+#CRATER checkpoint-keep-every=1000 checkpoint-credentials=own:research
+#CRATER stage=/data/sets,s3://bucket/set ring=16GB numa=strict max-wait=1440s min-gpu-utilization=65
+#CRATER preemptible=no mode=advise
 
 set -euo pipefail
 
