@@ -192,6 +192,7 @@ class Lane(Connection):
         place = self._place(message)
         self._last_save = number
         save = Save(self, number, place, size, self._tools, self._steps, self.began)
+        save.in_lane = self.memory is not None and size <= self.memory.length
         self._saves[number] = save
         self._steps.begin(save)
 
@@ -270,6 +271,7 @@ class Lane(Connection):
             )
         if save is not None:
             save.commit()
+            self._steps.committed(save)
 
     def _direct(self, message: dict[str, object]) -> None:
         save = self._save(message)

@@ -123,10 +123,13 @@ class Worker:
             at.append(max(self._sweep_at, now))
         if self._stop_at is not None:
             at.append(self._stop_at)
+        if (held_until := self._steps.held_until) is not None:
+            at.append(held_until)
         return max(0.0, min(at) - now) if at else None
 
     def _tidy(self) -> None:
         """After each round: what is free, who is gone, what has changed, what time has decided."""
+        self._steps.release_due()
         for lane in self._lanes:
             if lane.changed:
                 lane.settle()

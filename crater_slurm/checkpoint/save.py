@@ -81,10 +81,13 @@ class Save:
         self.state = State.OPEN
         self.announced = 0
         self.writes = True
+        #: Whether the lane holds all of it at once, so that nobody waits for its room.
+        self.in_lane = False
         self.entry: FileEntry | None = None
         self._tools, self._keeper = tools, keeper
         self._blocks: list[Block] = []
         self._waiting: list[Block] = []
+        self._held: list[Block] | None = None
         self._busy = 0  # blocks and calls under way
         self._out: OutFile | None = None
         self._opened = False
@@ -113,10 +116,30 @@ class Save:
             return blocks
         self._blocks += blocks
         self._busy += len(blocks)
+        if self._held is None:
+            self._start(blocks)
+        else:
+            self._held += blocks
+        return blocks
+
+    def hold(self) -> None:
+        """Begin nothing before ``release``: other ranks still copy, and the memory is theirs."""
+        self._held = []
+
+    @property
+    def held(self) -> bool:
+        return self._held is not None
+
+    def release(self) -> None:
+        """Begin what was held back."""
+        blocks, self._held = self._held, None
+        if blocks:
+            self._start(blocks)
+
+    def _start(self, blocks: list[Block]) -> None:
         for block in blocks:
             self._sum(block)
         self._write(blocks)
-        return blocks
 
     def _sum(self, block: Block) -> None:
         def work() -> int:
@@ -255,6 +278,10 @@ class Save:
         self.state = State.SETTLED
         for block in self._blocks:
             block.cancelled = True
+        held, self._held = self._held or [], None
+        for block in held:
+            block.written = block.summed = True
+        self._busy -= len(held)
         if not self._busy:
             self._let_go()
         self.owner.moved()

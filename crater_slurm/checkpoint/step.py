@@ -25,6 +25,8 @@ class Step:
         self.touched = 0.0
         self.begun = now
         self.alone_since: float | None = None
+        #: When ranks that have committed wait no longer for those that still copy.
+        self.held_until = 0.0
 
     @property
     def ranks(self) -> set[int]:
@@ -41,6 +43,15 @@ class Step:
         return self.finishing or (
             len(self.ranks) >= self.local and all(save.committed for save in self.saves.values())
         )
+
+    @property
+    def held(self) -> bool:
+        return any(save.held for save in self.saves.values())
+
+    def release(self) -> None:
+        """Let all its saves begin to be written."""
+        for save in list(self.saves.values()):
+            save.release()
 
     def written_at(self, rank: int) -> float:
         """When a rank's file was begun, or noted by a worker before."""

@@ -23,6 +23,8 @@ _MOST_WAITING = 4
 GRACE_S = 30.0
 #: How long a step waits for a rank that is there and does not save.
 PATIENCE_S = 900.0
+#: How long a rank that has copied all is left in memory for the sake of those that still copy.
+HOLD_S = 0.5
 #: How long a partial folder is left alone that nobody has announced: its writer may be about to.
 LEFTOVER_S = 60.0
 
@@ -112,6 +114,28 @@ class Steps:
         step.saves[place.rank] = save
         if earlier is not None:
             earlier.settle()
+        if save.in_lane and step.local > 1:
+            save.hold()
+            step.held_until = self._tools.clock() + HOLD_S
+
+    def committed(self, save: Save) -> None:
+        """A rank has said all. Training stands still until the last rank of the node has copied,
+        so until then neither checksums nor the disk take memory bandwidth or cores from them."""
+        step = self.waiting.get(save.place.key)
+        if step is not None and step.settling:
+            step.release()
+
+    @property
+    def held_until(self) -> float | None:
+        """When ``release_due`` has something to do; None when nothing is held back."""
+        return min((s.held_until for s in self.waiting.values() if s.held), default=None)
+
+    def release_due(self) -> None:
+        """Write what was held back long enough."""
+        now = self._tools.clock()
+        for step in list(self.waiting.values()):
+            if step.held and now >= step.held_until:
+                step.release()
 
     def _overtake(self, save: Save) -> None:
         """A rank goes on to another step: one that it left out will never be complete."""

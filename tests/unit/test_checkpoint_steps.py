@@ -14,7 +14,7 @@ from checkpoint_worker import MIB, Trainer, a_spec, running
 from crater_slurm.checkpoint import entries
 from crater_slurm.checkpoint.folder import Folder
 from crater_slurm.checkpoint.save import Place, Save, State
-from crater_slurm.checkpoint.steps import GRACE_S, LEFTOVER_S, PATIENCE_S, Steps
+from crater_slurm.checkpoint.steps import GRACE_S, HOLD_S, LEFTOVER_S, PATIENCE_S, Steps
 from crater_slurm.checkpoint.tools import Room, Tools
 from crater_slurm.job import layout
 from crater_slurm.job.layout import FileEntry, Manifest
@@ -201,13 +201,16 @@ class Case:
         self.steps = Steps(self.tools, lambda: self.live)
         self.number = 0
 
-    def begin(self, rank: int, step: int, local: int = 2) -> tuple[Save, Rank]:
+    def begin(
+        self, rank: int, step: int, local: int = 2, *, in_lane: bool = False
+    ) -> tuple[Save, Rank]:
         self.number += 1
         owner = Rank()
         place = Place(
             "step", step, layout.step_name(step), layout.file_name(rank), rank, local, local
         )
         save = Save(owner, self.number, place, 4, self.tools, self.steps)
+        save.in_lane = in_lane
         self.steps.begin(save)
         return save, owner
 
@@ -224,6 +227,34 @@ class Case:
 @pytest.fixture
 def case(tmp_path: Path) -> Case:
     return Case(tmp_path)
+
+
+def test_what_a_rank_has_copied_is_left_alone_until_the_last_one_has(case: Case) -> None:
+    """Else checksums and the disk would take cores and bandwidth from those that still copy."""
+    first, _ = case.begin(0, 10, in_lane=True)
+    first.state = State.FINISHING
+    case.steps.committed(first)
+    assert first.held
+    second, _ = case.begin(1, 10, in_lane=True)
+    second.state = State.FINISHING
+    case.steps.committed(second)
+    assert not first.held and not second.held
+    assert case.steps.held_until is None
+
+
+def test_nobody_is_held_for_a_rank_that_does_not_come(case: Case) -> None:
+    first, _ = case.begin(0, 10, in_lane=True)
+    case.now += HOLD_S / 2
+    case.steps.release_due()
+    assert first.held and case.steps.held_until == case.now + HOLD_S / 2
+    case.now += HOLD_S / 2
+    case.steps.release_due()
+    assert not first.held
+
+
+def test_one_rank_alone_and_a_stream_are_never_held(case: Case) -> None:
+    assert not case.begin(0, 10, 1, in_lane=True)[0].held
+    assert not case.begin(0, 20, 2)[0].held
 
 
 def test_a_step_waits_for_a_rank_that_may_come_back_and_no_longer(case: Case) -> None:
