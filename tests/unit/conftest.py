@@ -9,6 +9,11 @@ from pathlib import Path
 
 import pytest
 import s3_server
+from hypothesis import settings
+
+# No test fails on a time: a loaded machine is slower, and nothing else.
+settings.register_profile("crater", deadline=None)
+settings.load_profile("crater")
 
 
 @pytest.fixture(scope="session")

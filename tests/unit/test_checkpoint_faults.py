@@ -194,6 +194,7 @@ def test_a_store_that_fails_for_a_while_gets_everything_in_the_end(
 
         def there() -> bool:
             gate.daemon.send({"op": "flush", "id": "f"})  # what rests is tried again at once
+            gate.daemon.hear("answer", id="f")  # a daemon that reads nothing is dropped
             return set(names) <= server.keys(bucket).keys()
 
         assert wait_for(there, 60)

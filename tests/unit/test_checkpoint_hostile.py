@@ -81,7 +81,7 @@ MESSAGES = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(messages=st.lists(MESSAGES, max_size=12))
 def test_any_messages_in_any_order(served: Daemon, messages: list[dict[str, Any]]) -> None:
     trainer = Trainer(served, lane_bytes=MIB)
@@ -94,7 +94,7 @@ def test_any_messages_in_any_order(served: Daemon, messages: list[dict[str, Any]
     still_serves(served)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, suppress_health_check=list(HealthCheck))
 @given(packets=st.lists(st.binary(min_size=1, max_size=300), max_size=30))
 def test_any_bytes(served: Daemon, packets: list[bytes]) -> None:
     trainer = Trainer(served, lane_bytes=MIB)

@@ -269,7 +269,7 @@ HEADERS = st.builds(
 )
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(HEADERS, st.binary(max_size=100)), max_size=5))
 def test_hostile_messages_of_another_worker_do_no_harm(
     two: Two, messages: list[tuple[dict[str, object], bytes]]

@@ -182,7 +182,7 @@ def test_the_sample_with_every_value_uncommented_is_the_defaults(file: Path) -> 
     assert len(found.origins) == len(leaves(Settings))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.text(max_size=60))
 def test_any_text_in_the_environment_is_a_value_or_a_config_error(text: str) -> None:
     try:

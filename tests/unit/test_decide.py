@@ -350,7 +350,7 @@ def test_a_hostile_value_of_a_directive_is_read_or_refused_in_few_words(what: st
             assert all("\x00" not in m and "\x1b" not in m for m in answer.messages)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.dictionaries(st.sampled_from(PLACES), st.text(max_size=40), max_size=6),
     st.sampled_from([GOOD, TOO_MUCH, "gpus=1", "cpus=3 memory-bandwidth=1", None]),
@@ -387,7 +387,7 @@ OPTIONS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(OPTIONS, st.sampled_from([GOOD, TOO_MUCH, "gpus=1 cpus=3", "cpus=4 numa=strict", "gpus=3"]))
 def test_no_options_make_a_decision_raise_and_all_fields_are_decimal(
     options: dict[str, str], words: str
@@ -398,7 +398,7 @@ def test_no_options_make_a_decision_raise_and_all_fields_are_decimal(
             assert value.isdigit(), (name, value)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(OPTIONS, st.sampled_from([GOOD, TOO_MUCH, "gpus=1 cpus=3", "cpus=4 numa=strict"]))
 def test_the_same_message_gives_the_same_answer(options: dict[str, str], words: str) -> None:
     def timeless(answer: Answer) -> Any:

@@ -171,7 +171,7 @@ def test_no_header_takes_long(script: str) -> None:
     assert time.process_time() - begin < 2
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.text(max_size=300), st.text(max_size=120))
 @example("#CRATER memory-bandwidth=1" + "0" * 400, "crater: ssd-latency=1" + "0" * 400)
 @example("#CRATER gpus=2\x00 cpus=\ud800", "crater: \udcff=1")
@@ -190,7 +190,7 @@ VALUES = st.sampled_from(["2", "16GiB", "a100", "strict", "on", "yes", "80us", "
 WORDS = st.tuples(st.sampled_from([r.key for r in REQUIREMENTS]), VALUES)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(WORDS, max_size=6, unique_by=lambda w: w[0]), st.randoms())
 def test_the_order_of_directives_does_not_matter(words: list[tuple[str, str]], dice) -> None:  # type: ignore[no-untyped-def]
     def asked(order: list[tuple[str, str]]) -> object:

@@ -72,7 +72,7 @@ def tree(depth: int) -> st.SearchStrategy[str]:
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(tree(4), st.sets(st.sampled_from(NAMES)))
 def test_with_parentheses_everywhere_it_is_python_s_own_logic(text: str, have: set[str]) -> None:
     matches = compile_expression(text)
@@ -81,7 +81,7 @@ def test_with_parentheses_everywhere_it_is_python_s_own_logic(text: str, have: s
     assert matches(have) == eval(python, {n: n in have for n in NAMES})
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text(alphabet="ab&|() ", max_size=20) | st.text(max_size=30))
 def test_any_text_is_a_predicate_or_left_to_slurm(text: str) -> None:
     matches = compile_expression(text)

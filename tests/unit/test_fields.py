@@ -194,7 +194,7 @@ FIELDS = st.sampled_from(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.dictionaries(FIELDS, st.text(max_size=30)), st.text(max_size=8), st.text(max_size=4))
 def test_any_message_is_a_job_or_a_value_error(fields: dict[str, str], uid: str, het: str) -> None:
     message = {"uid": uid, "het": het} | {f"field.{k}": v for k, v in fields.items()}

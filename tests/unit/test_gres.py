@@ -66,13 +66,13 @@ NAMES = st.from_regex(r"[a-z][a-z0-9_.]{0,8}[a-z]", fullmatch=True).filter(
 ENTRIES = st.builds(Gres, NAMES, st.none() | NAMES, st.integers(0, 10**6))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(ENTRIES, max_size=6))
 def test_what_was_written_is_read_again(entries: list[Gres]) -> None:
     assert parse(format_request(entries)) == entries
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text(max_size=60) | st.text(alphabet="gpu:=/,()0129kM ", max_size=40))
 def test_any_text_is_gres_or_a_value_error(text: str) -> None:
     try:

@@ -93,7 +93,7 @@ def test_names_are_folded_on_their_last_number(names: list[str], text: str) -> N
 NAMES = st.from_regex(r"[a-z]{0,3}-?[a-z][0-9]{0,4}[a-z]?[0-9]{0,5}", fullmatch=True)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.sets(NAMES, max_size=40))
 def test_every_set_of_names_survives_being_written_and_read(names: set[str]) -> None:
     found = expand(compress(names))
@@ -101,7 +101,7 @@ def test_every_set_of_names_survives_being_written_and_read(names: set[str]) -> 
     assert len(found) == len(names)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text(max_size=40) | st.text(alphabet="n[]-,0129 ", max_size=30))
 def test_any_text_is_a_list_or_a_usage_error(text: str) -> None:
     try:

@@ -280,7 +280,7 @@ PLACEMENTS = st.builds(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(PLACEMENTS, st.sets(st.sampled_from(sorted(FAMILIES)), max_size=5), st.booleans())
 def test_no_option_family_that_the_user_used_is_overridden_or_doubled(
     placement: Placement, used: set[str], gpus_per_node: bool

@@ -59,7 +59,7 @@ def made(profiles: list[NodeProfile], **options: Any) -> inventory.Inventory:
     return inventory.build(cluster(named), named, **options)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(st.lists(machines(), min_size=1, max_size=12), NEEDS)
 def test_every_class_is_decided_as_each_of_its_nodes_alone(
     profiles: list[NodeProfile], need: Need

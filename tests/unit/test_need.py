@@ -191,7 +191,7 @@ OPTIONS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(OPTIONS, st.sampled_from(["", "gpus=2", "cpus=8", "gpus=2 cpus=8 numa=strict"]))
 def test_any_options_join_to_amounts_that_are_none_or_not_negative(
     options: dict[str, Any], words: str

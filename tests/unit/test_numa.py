@@ -238,7 +238,7 @@ NEEDS = st.builds(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(MACHINES, NEEDS)
 def test_the_choice_holds_everything_and_is_the_smallest_that_has_the_gpus(
     profile: NodeProfile, need: Need

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from packing_samples import (
     cluster,
@@ -32,7 +32,6 @@ def some_gpu(found: Cluster, need: Need, node: int, turn: int) -> int | None:
     return int(able[turn % len(able)]) if need.count == 1 and need.milli < 1000 and turn else None
 
 
-@settings(deadline=None)
 @given(clusters(), st.lists(st.tuples(needs(), st.integers(0, 3), st.integers(0, 4))))
 def test_nothing_is_ever_negative_or_given_twice(
     found: Cluster, steps: list[tuple[Need, int, int]]
@@ -55,7 +54,6 @@ def test_nothing_is_ever_negative_or_given_twice(
             assert (found.capacity - found.rest)[:, kind].sum() == taken
 
 
-@settings(deadline=None)
 @given(clusters(), st.lists(st.tuples(needs(), st.integers(0, 3))), st.randoms())
 def test_releases_in_any_order_undo_all_placements(
     found: Cluster, steps: list[tuple[Need, int]], order: object
@@ -72,7 +70,6 @@ def test_releases_in_any_order_undo_all_placements(
     assert frozen(found) == before
 
 
-@settings(deadline=None)
 @given(clusters(), needs())
 def test_a_need_is_placed_where_it_fits_and_nowhere_else(found: Cluster, need: Need) -> None:
     for node, fits in enumerate(found.fitting(need)):
@@ -86,7 +83,6 @@ def test_a_need_is_placed_where_it_fits_and_nowhere_else(found: Cluster, need: N
         assert frozen(found) == before
 
 
-@settings(deadline=None)
 @given(clusters(), needs(), needs())
 def test_needs_on_two_nodes_come_in_any_order(found: Cluster, one: Need, two: Need) -> None:
     if found.nodes < 2 or not found.fitting(one)[0] or not found.fitting(two)[1]:
@@ -193,7 +189,6 @@ STATES = st.tuples(
 )
 
 
-@settings(deadline=None)
 @given(STATES, st.lists(needs().filter(lambda n: n.count > 0), min_size=6, max_size=6))
 def test_packs_as_the_slow_definition(
     state: tuple[list[int], tuple[int, ...], int], stream: list[Need]
@@ -203,7 +198,6 @@ def test_packs_as_the_slow_definition(
     assert fast == slow_packs(gpus, rest, model, stream)
 
 
-@settings(deadline=None)
 @given(STATES, st.lists(needs(), min_size=1, max_size=5))
 def test_fragments_as_the_slow_definition(
     state: tuple[list[int], tuple[int, ...], int], mix: list[Need]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from packing_samples import cluster, clusters, needs, packs_measure, share, whole
 
@@ -35,7 +35,6 @@ def slow_gains(found: Cluster, need: Need, measure: kernels.Measure) -> list[flo
 STEPS = st.lists(st.tuples(needs(), st.integers(0, 3)), max_size=12)
 
 
-@settings(deadline=None)
 @given(clusters(), STEPS, st.lists(needs(), min_size=1, max_size=3))
 def test_kept_scores_equal_those_from_scratch(
     found: Cluster, steps: list[tuple[Need, int]], mix: list[Need]
@@ -53,7 +52,6 @@ def test_kept_scores_equal_those_from_scratch(
             found.release(*placed.pop(0))
 
 
-@settings(deadline=None)
 @given(clusters(), STEPS, st.lists(needs(), min_size=1, max_size=3))
 def test_fgd_s_kept_scores_equal_those_from_scratch(
     found: Cluster, steps: list[tuple[Need, int]], mix: list[Need]
@@ -69,7 +67,6 @@ def test_fgd_s_kept_scores_equal_those_from_scratch(
             found.place(need, at % found.nodes)
 
 
-@settings(deadline=None)
 @given(clusters(), STEPS)
 def test_a_bound_on_evaluations_hides_no_node_when_there_is_none_else(
     found: Cluster, steps: list[tuple[Need, int]]

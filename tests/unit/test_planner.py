@@ -408,7 +408,7 @@ OPTIONS: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
         {"exclusive": True},
     ]
 )
-some = settings(max_examples=120, deadline=None)
+some = settings(max_examples=120)
 
 
 @some
@@ -508,7 +508,7 @@ def gpu_option(text: str, scope: GpuScope) -> Any:
     return option(int(count), kind or None, scope)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(CLUSTERS, WORDS, OPTIONS)
 def test_whatever_is_proposed_really_fits_on_the_nearest_node(
     machines: list[NodeProfile], words: str, options: dict[str, Any]

@@ -94,7 +94,7 @@ def scan_ends(root: Path) -> None:
         assert set(found.limits.cpus) <= set(range(8))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_a_damaged_machine_is_read_or_refused_with_one_sentence(data: st.DataObject) -> None:
     root = Path(tempfile.mkdtemp(prefix="crater-damage-"))
@@ -134,7 +134,6 @@ def test_no_more_than_a_mebibyte_of_a_file_is_read(tmp_path: Path) -> None:
     assert len(files.read(big) or "") == files.MAX_BYTES
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=300))
 def test_a_mask_of_any_bytes_is_numbers_or_unknown(content: bytes) -> None:
     with tempfile.NamedTemporaryFile() as file:
@@ -144,7 +143,6 @@ def test_a_mask_of_any_bytes_is_numbers_or_unknown(content: bytes) -> None:
     assert found is None or list(found) == sorted(set(found))
 
 
-@settings(deadline=None)
 @given(st.sets(st.integers(0, 300)))
 def test_a_mask_as_the_kernel_writes_it_gives_its_cpus(cpus: set[int]) -> None:
     words = [sum(1 << (c - 32 * i) for c in cpus if c // 32 == i) for i in range(9, -1, -1)]

@@ -512,7 +512,7 @@ def plainly_has(profile: NodeProfile, need: Need) -> bool:
     )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(NODES, WORDS)
 def test_a_plan_never_goes_where_a_stated_need_is_not_met(
     profiles: list[NodeProfile], words: str
@@ -533,7 +533,7 @@ def test_a_plan_never_goes_where_a_stated_need_is_not_met(
         assert outcome.passed
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(NODES, machines(), WORDS)
 def test_one_more_node_never_makes_a_request_impossible(
     profiles: list[NodeProfile], another: NodeProfile, words: str
@@ -558,7 +558,7 @@ def answer(outcome: Outcome, planner: Planner) -> tuple[Any, ...]:
     )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(NODES, WORDS, st.integers(0, 10**6))
 def test_the_order_of_nodes_changes_nothing_and_the_same_question_has_one_answer(
     profiles: list[NodeProfile], words: str, seed: int
@@ -572,7 +572,7 @@ def test_the_order_of_nodes_changes_nothing_and_the_same_question_has_one_answer
     assert answer(replan(other, words), other) == first
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(NODES, WORDS)
 def test_nodes_decided_together_are_decided_as_each_alone(
     profiles: list[NodeProfile], words: str

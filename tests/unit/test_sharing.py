@@ -230,7 +230,7 @@ MACHINES = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(MACHINES, AMOUNTS, st.sampled_from(["ceil", "floor", "nominal"]), st.integers(1, 3))
 def test_on_every_node_chosen_whatever_card_slurm_takes_is_enough(
     machines: list[list[int]], memory: int, rounding: Any, nodes: int

@@ -208,9 +208,7 @@ def test_what_is_wrong_is_said_with_its_place(tmp_path: Path, text: str, message
         read(tmp_path, text)
 
 
-@settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_a_damaged_dump_never_ends_in_a_traceback(tmp_path: Path, data: st.DataObject) -> None:
     whole = data.draw(
@@ -229,9 +227,7 @@ def test_a_damaged_dump_never_ends_in_a_traceback(tmp_path: Path, data: st.DataO
         assert str(error)
 
 
-@settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, len(NODES)), st.integers(0, 20), st.text(max_size=8))
 def test_a_damaged_list_of_nodes_never_ends_in_a_traceback(
     tmp_path: Path, at: int, length: int, text: str

@@ -176,7 +176,7 @@ class Checked(Replay):
 
 
 @pytest.mark.parametrize("policy", ["firstfit", "random", "bestfit"])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(traces(), st.integers(1, 30))
 def test_every_job_ends_once_and_nothing_is_oversubscribed(
     policy: str, trace: tuple[Nodes, list[Task]], depth: int
@@ -196,7 +196,7 @@ def test_every_job_ends_once_and_nothing_is_oversubscribed(
         assert done.starts[index] <= promised
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(traces(), st.randoms(use_true_random=False))
 def test_the_order_of_equal_events_never_matters(
     trace: tuple[Nodes, list[Task]], shuffler: random.Random

@@ -149,7 +149,7 @@ def test_a_user_s_text_never_replaces_a_field_of_slurm_s() -> None:
     assert (record["JobId"], record["JobState"]) == ("7", "RUNNING")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.text(max_size=200))
 def test_any_output_is_a_cluster_a_record_or_a_crater_error(text: str) -> None:
     parse_record(text)

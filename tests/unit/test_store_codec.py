@@ -176,7 +176,7 @@ def profiles(draw: st.DrawFn) -> NodeProfile:
 
 
 @given(profiles())
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_any_profile_survives_json_and_yaml(profile: NodeProfile) -> None:
     data = profile_to_dict(profile)
     assert profile_from_dict(json.loads(json.dumps(data))) == profile

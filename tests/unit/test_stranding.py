@@ -47,7 +47,7 @@ states = st.lists(
 
 
 @given(st.lists(st.tuples(needs, st.integers(1, 9)), min_size=1, max_size=5), states)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_many_states_at_once_are_worth_what_each_is_alone(
     mix: list[tuple[Need, int]], rests: list[tuple[list[int], int, int]]
 ) -> None:
@@ -63,7 +63,7 @@ def test_many_states_at_once_are_worth_what_each_is_alone(
 
 
 @given(needs, states)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_what_fits_is_the_same_without_loops(
     need: Need, rests: list[tuple[list[int], int, int]]
 ) -> None:

@@ -476,7 +476,7 @@ def test_again_is_for_tasks_that_have_ended(world: World, journal: Journal) -> N
 MOODS = ("taken", "lost", "early", "refused", "down", "dead")
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.lists(st.sampled_from(MOODS), max_size=12))
 def test_whatever_happens_a_task_never_has_two_jobs(
     tmp_path_factory: pytest.TempPathFactory, story: list[str]

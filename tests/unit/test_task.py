@@ -13,7 +13,7 @@ from typing import Any
 import jsonschema
 import pytest
 from click.testing import CliRunner
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from task_documents import CASES, LLAMA, llama, paths, put, without
 
@@ -433,7 +433,9 @@ def _values(requirement: Any) -> st.SearchStrategy[Any]:
     if requirement.kind == "mig":
         return st.from_regex(r"[1-9]g\.[0-9]{1,3}gb(\+me)?", fullmatch=True)
     if requirement.kind == "destination":
-        return st.sampled_from(["on", "off"]) | _line().map(lambda t: "/" + t.replace("..", ""))
+        return st.sampled_from(["on", "off"]) | _line().map(
+            lambda t: "/" + re.sub(r"\.\.|%", "", t)
+        )
     if requirement.kind in {"word", "stage"}:
         return st.just("/data/set,s3://bucket/set") if requirement.kind == "stage" else _line()
     if requirement.kind == "credentials":
@@ -451,7 +453,6 @@ def _line() -> st.SearchStrategy[str]:
     )
 
 
-@settings(deadline=None)
 @given(
     st.fixed_dictionaries({}, optional={r.attribute: _values(r) for r in REQUIREMENTS}).map(
         lambda values: Request(**values)
@@ -465,7 +466,6 @@ def test_directive_lines_are_read_back_as_the_same_request(request_: Request) ->
     assert not found.notes
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_any_request_can_be_said_as_a_task(data: st.DataObject) -> None:
     document = _bare("gpu-type")
@@ -541,7 +541,6 @@ def test_the_schema_refuses_what_crater_refuses() -> None:
         assert not schema.is_valid(put(llama(), path, wrong)), path
 
 
-@settings(deadline=None)
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -560,7 +559,6 @@ def test_no_json_makes_the_reader_fail_otherwise(value: Any) -> None:
             assert all(str(problem).isprintable() for problem in error.problems)
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_no_bytes_make_the_reader_fail_otherwise(data: bytes) -> None:
     with pytest.raises(TaskError):

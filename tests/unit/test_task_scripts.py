@@ -110,7 +110,7 @@ def test_arguments_arrive_byte_for_byte(tmp_path: Path) -> None:
     assert run(tmp_path, script, "program") == [["program", *HOSTILE, ""]]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(
     st.lists(
         st.text(

@@ -209,7 +209,7 @@ def test_a_forged_payload_shows_only_what_could_be_a_plan() -> None:
     assert token.plan_fields(shown) == {"cpus": 8}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text(max_size=100))
 def test_no_comment_is_taken_for_a_plan(comment: str) -> None:
     for text in (comment, token.PREFIX + comment, token.PREFIX + "1." + comment):

@@ -140,7 +140,7 @@ def damage(draw: st.DrawFn) -> Callable[[str], str]:
 
 @pytest.mark.parametrize("tool", PARSERS)
 @given(data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_damaged_samples(tool: str, data: st.DataObject) -> None:
     read(tool, data.draw(damage())(data.draw(st.sampled_from(SAMPLES[tool]))))
 
@@ -149,7 +149,7 @@ def test_damaged_samples(tool: str, data: st.DataObject) -> None:
     "tool", [t for t in PARSERS if t in _SECTIONS or t in ("lspci", "amd_smi")]
 )
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_damaged_captures(tool: str, data: st.DataObject) -> None:
     texts = captured(tool)
     if not texts:
@@ -159,7 +159,7 @@ def test_damaged_captures(tool: str, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("tool", PARSERS)
 @given(text=st.text(max_size=200) | st.text(GARBLE, max_size=200))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_any_text(tool: str, text: str) -> None:
     read(tool, text)
 
@@ -195,7 +195,7 @@ def test_any_text(tool: str, text: str) -> None:
     ),
     tool=st.sampled_from(["amd_smi", "nvme list", "smart log", "nvml"]),
 )
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_json_of_any_shape(value: Any, tool: str) -> None:
     read(tool, json.dumps(value))
 

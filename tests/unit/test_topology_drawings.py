@@ -254,7 +254,7 @@ def test_the_json_graph_names_every_bridge_once_and_carries_links() -> None:
     assert graph["nearest"][5]["nvme"][0] == {"id": "NVMe2", "class": "PIX"}
 
 
-@settings(max_examples=25, deadline=None, phases=PHASES)
+@settings(max_examples=25, phases=PHASES)
 @given(profiles())
 def test_no_profile_breaks_a_drawing(profile: NodeProfile) -> None:
     for drawing in (text.draw(profile), text.draw(profile, 20, ascii_only=True)):

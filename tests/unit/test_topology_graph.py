@@ -254,7 +254,7 @@ def test_links_are_grouped_by_what_they_join() -> None:
     ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(profiles())
 def test_distances_are_symmetric_for_any_node(profile: NodeProfile) -> None:
     found: tuple[Device, ...] = (*devices(profile), *numa_devices(profile))[:24]
