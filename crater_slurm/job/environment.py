@@ -13,13 +13,16 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _UNFIT = re.compile(r"[^A-Za-z0-9_.-]")
+#: Slurm's numbers for the batch script, an interactive shell and the like, none of them a step's.
+_SPECIAL_STEPS = 0xFFFFFFF0
 
 
 @dataclass(frozen=True)
 class Environment:
     """One rank. Lists are empty and texts None where nothing was said.
 
-    ``gpu_ids`` as CUDA numbers them in this process; ``run`` is ``<job id>.<restart count>``;
+    ``gpu_ids`` as CUDA numbers them in this process; ``run`` is ``<job id>.<restart count>``,
+    ``start`` the number of the srun step that all ranks of this training are tasks of;
     ``deadline`` the job's end in seconds since 1970; ``folder`` the job's checkpoints in the
     node's cache.
     """
@@ -43,6 +46,7 @@ class Environment:
     cluster: str = ""
     node: str = ""
     run: str = ""
+    start: str = ""
     deadline: float | None = None
 
     @property
@@ -89,6 +93,7 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
         cluster=_plain(env.get("SLURM_CLUSTER_NAME", "")),
         node=_plain(env.get("SLURMD_NODENAME", "") or socket.gethostname()),
         run=_run(env, job, world),
+        start=_start(env, world) if job else "",
         deadline=_deadline(env),
     )
 
@@ -157,6 +162,16 @@ def _run(env: Mapping[str, str], job: str, world: int) -> str:
     if world > 1:
         return f"local.{_plain(shared)}"[:64]
     return f"local.{os.getpid()}-{int(time.time())}"
+
+
+def _start(env: Mapping[str, str], world: int) -> str:
+    """The step's number where one step holds all ranks. With a step for each node, or outside of
+    any, nothing is known: the ranks of one training would not agree."""
+    step, tasks = _whole(env, "SLURM_STEP_ID"), _whole(env, "SLURM_STEP_NUM_TASKS")
+    if step is None or tasks is None or step >= _SPECIAL_STEPS:
+        return ""
+    held = {tasks, tasks * (_whole(env, "LOCAL_WORLD_SIZE") or 1)}
+    return str(step) if world == 1 or world in held else ""
 
 
 def process_start() -> float:

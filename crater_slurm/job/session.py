@@ -21,6 +21,7 @@ from crater_slurm.job.copying import Image
 from crater_slurm.job.pack import Packer
 from crater_slurm.job.ring import Ring
 from crater_slurm.job.saving import CheckpointError, Saving, tell
+from crater_slurm.job.starts import Starts
 from crater_slurm.job.tree import StateError
 
 TYPE_CHECKING = False
@@ -42,6 +43,7 @@ class Session:
         self.began = environment.process_start()
         self.folder = folder or os.environ.get(_FOLDER) or None
         self.packer = Packer()
+        self.starts = Starts()
         self.ring: Ring | None = None
         self.slots = 1
         self.last_saved: float = time.monotonic()
@@ -140,18 +142,19 @@ class Session:
             image = self.packer.pack(state, metadata)
         except (layout.LayoutError, StateError) as error:
             raise CheckpointError(str(error)) from error
+        start = self.starts.name(self.env.start)
         part = direct.Part(
-            *(name, step, rank, world, self.env.run, self.env.job_id),
+            *(name, step, rank, world, layout.run_name(self.env.run, start), self.env.job_id),
             *(self.env.cluster, self.env.node, self.began),
         )
         with self._lock:
             saving = Saving(step, name)
             self.pending = [s for s in self.pending if not s.done()] + [saving]
-            self._put(image, part, saving)
+            self._put(image, part, start, saving)
         self.last_saved, self.last_step = time.monotonic(), step
         return saving
 
-    def _put(self, image: Image, part: direct.Part, saving: Saving) -> None:
+    def _put(self, image: Image, part: direct.Part, start: str, saving: Saving) -> None:
         ring = self.open_ring(image.size)
         before = self._by_ring.get((part.name, part.step))
         if ring is not None and before is not None:
@@ -162,7 +165,7 @@ class Session:
             local = min(self.hello()["local_world"], part.ranks)
             begin = {
                 "name": part.name, "step": part.step, "file": layout.file_name(part.rank),
-                "rank": part.rank, "ranks": part.ranks, "local": local,
+                "rank": part.rank, "ranks": part.ranks, "local": local, "start": start,
             }  # fmt: skip
 
             def rescue(left: Image, own: bool) -> None:

@@ -201,13 +201,13 @@ class Case:
         self.steps = Steps(self.tools, lambda: self.live)
         self.number = 0
 
-    def begin(self, rank: int, step: int, local: int = 2) -> tuple[Save, Rank]:
+    def begin(
+        self, rank: int, step: int, local: int = 2, run: str = "4711.0", since: float = 0.0
+    ) -> tuple[Save, Rank]:
         self.number += 1
         owner = Rank()
-        place = Place(
-            "step", step, layout.step_name(step), layout.file_name(rank), rank, local, local
-        )
-        save = Save(owner, self.number, place, 4, self.tools, self.steps)
+        place = Place("step", step, layout.file_name(rank), rank, local, local, run)
+        save = Save(owner, self.number, place, 4, self.tools, self.steps, since)
         self.steps.begin(save)
         return save, owner
 

@@ -58,7 +58,7 @@ def test_a_save_goes_through_the_lane_and_says_who_it_is(worker: FakeWorker) -> 
     }  # fmt: skip
     assert begin == {
         "op": "begin", "save": 1, "name": "step", "step": 5, "file": "rank-00000.safetensors",
-        "rank": 0, "ranks": 1, "local": 1, "size": begin["size"],
+        "rank": 0, "ranks": 1, "local": 1, "start": "", "size": begin["size"],
     }  # fmt: skip
 
 
