@@ -36,7 +36,7 @@ _LEAST_LANE = 1 << 20
 class Desk(Protocol):
     """Who answers a trainer's questions that are not about its own saves: the worker."""
 
-    def ask(self, lane: Lane, message: dict[str, object]) -> None: ...
+    def ask(self, lane: Lane, message: dict[str, object], fds: list[int]) -> None: ...
 
 
 class Budget:
@@ -178,7 +178,7 @@ class Lane(Connection):
     def take(self, message: dict[str, object], fds: list[int]) -> None:
         take = _TAKES.get(str(message["op"]))
         if take is None:
-            self._desk.ask(self, message)
+            self._desk.ask(self, message, fds)
         else:
             take(self, message)
 

@@ -5,17 +5,21 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass, replace
 
-from crater_slurm.job import layout
+from crater_slurm.job import layout, wire
 from crater_slurm.job.find import Found, common, gatherer, look, newest_first, scan
 from crater_slurm.job.saving import CheckpointError
 from crater_slurm.job.session import Session
+from crater_slurm.job.stream import Stream
 from crater_slurm.job.tensorfile import DamagedError
 from crater_slurm.job.tree import StateError
 from crater_slurm.job.unpack import read_state
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
+
+    from crater_slurm.job.tensorfile import Source
 
 _ASK_SECONDS = 30.0
 _RESTORE_SECONDS = 3600.0
@@ -147,43 +151,63 @@ class _Loader:
                 loaded = self._read(found)
                 if loaded is not None or self.session.env.ring is None:
                     return loaded, None
-            brought = self._bring(found)
-            return (self._read(brought) if brought is not None else None), None
+            brought, reason = self._bring(found)
+            if brought is not None:
+                return self._read(brought), None
+            try:
+                return self._past_the_cache(found), None
+            except (OSError, wire.WireError, layout.LayoutError):
+                # There is no worker, or no destination, or it is not there either.
+                self._left_out(found, reason)
+                return None, None
         except (StateError, CheckpointError) as error:
             return None, error
 
     def _read(self, found: Found) -> Loaded | None:
         """What a folder has of a step; None, with a warning, where it is damaged."""
-        if self.wish.ranks is None and found.world_size not in (1, self.world):
+
+        def place(rank: int) -> tuple[str, layout.FileEntry]:
+            entry = found.file(rank)
+            if entry is None:
+                raise DamagedError(f"no file of rank {rank} is in {found.folder}")
+            return f"{found.folder}/{entry.name}", entry
+
+        return self._states(found, place)
+
+    def _states(
+        self, found: Found, place: Callable[[int], tuple[str | Source, layout.FileEntry]]
+    ) -> Loaded | None:
+        """The states of the ranks that are wanted; ``place`` says where a rank's file is. None,
+        with a warning, where one is damaged."""
+        wish = self.wish
+        if wish.ranks is None and found.world_size not in (1, self.world):
             raise CheckpointError(
-                f"{self.wish.name} {found.step} in {found.folder} was saved by {found.world_size} "
+                f"{wish.name} {found.step} in {found.folder} was saved by {found.world_size} "
                 f"ranks, and there are {self.world} now. load(ranks='all') gives all their states."
             )
         states = {}
         for rank in self._wanted(found):
-            entry = found.file(rank)
             try:
-                if entry is None:
-                    raise DamagedError(f"no file of rank {rank} is in {found.folder}")
+                where, entry = place(rank)
                 states[rank] = read_state(
-                    f"{found.folder}/{entry.name}",
-                    entry if self.wish.verify else None,
-                    map_location=self.wish.map_location,
-                    mmap=self.wish.mmap,
-                    trust=self.wish.trust,
+                    where,
+                    entry if wish.verify else None,
+                    map_location=wish.map_location,
+                    mmap=wish.mmap,
+                    trust=wish.trust,
                 )
-            except (DamagedError, OSError) as error:
-                warnings.warn(
-                    f"{self.wish.name} {found.step} is left out: {error}.",
-                    RuntimeWarning,
-                    stacklevel=5,
-                )
+            except (DamagedError, OSError, wire.WireError, layout.LayoutError) as error:
+                self._left_out(found, str(error))
                 return None
-        own = next(iter(states.values())) if self.wish.ranks is None else states
+        own = next(iter(states.values())) if wish.ranks is None else states
         return Loaded(own, found.step, found.folder, found.source, found.run, found.world_size)
 
-    def _bring(self, found: Found) -> Found | None:
-        """Have the worker bring a step into the cache; None, with a warning, where it can't."""
+    def _left_out(self, found: Found, reason: str) -> None:
+        text = f"{self.wish.name} {found.step} is left out: {reason.rstrip('.')}."
+        warnings.warn(text, RuntimeWarning, stacklevel=6)
+
+    def _bring(self, found: Found) -> tuple[Found | None, str]:
+        """Have the worker bring a step into the cache; None and why, where it can't."""
         reason = "its file is damaged, and there is no worker to bring another"
         for ranks in self._asked():
             message = {
@@ -197,11 +221,31 @@ class _Loader:
             folder = answer.get("folder")
             for here in look(folder, found.step, self.wish.name) if isinstance(folder, str) else []:
                 if here.run == found.run and self._fits(here, False):
-                    return replace(here, source=str(answer.get("source") or "cache"))
-        warnings.warn(
-            f"{self.wish.name} {found.step} is left out: {reason}.", RuntimeWarning, stacklevel=5
-        )
-        return None
+                    return replace(here, source=str(answer.get("source") or "cache")), ""
+        return None, reason
+
+    def _past_the_cache(self, found: Found) -> Loaded | None:
+        """What the destination has of a step, through the worker's hands, where the cache can't
+        take it; None where it is damaged there. Raises OSError, WireError, LayoutError."""
+        streams: dict[int, Stream] = {}
+
+        def place(rank: int) -> tuple[Stream, layout.FileEntry]:
+            stream = streams.pop(rank, None) or self._stream(found, rank)
+            return stream, stream.entry
+
+        try:
+            first = streams[0] = self._stream(found, 0)
+            here = replace(found, folder=first.folder, parts=[first.manifest], source="remote")
+            return self._states(here, place)
+        finally:
+            for stream in streams.values():
+                stream.close()
+
+    def _stream(self, found: Found, rank: int) -> Stream:
+        if self.session.env.ring is None:
+            raise FileNotFoundError(2, "there is no worker")
+        wish = {"name": self.wish.name, "step": found.step, "run": found.run, "rank": rank}
+        return Stream(self.session.env.ring, self.session.hello(), wish)
 
     def explain(self, visible: dict[tuple[int, str], Found]) -> None:
         """Say why there is nothing, where something is there after all."""

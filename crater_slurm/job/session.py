@@ -94,7 +94,9 @@ class Session:
 
     def open_ring(self, size: int) -> Ring | None:
         """The ring, with a lane for files of this size where the worker gives one; None where
-        there is no ring now."""
+        there is no ring now, or no cache that it would lead to: then it is for questions only."""
+        if not self.env.folder:
+            return None
         with self._lock:
             wanted = self.slots * (size + size // 64 + (1 << 20))
             ring = self.ring

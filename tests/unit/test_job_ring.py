@@ -244,6 +244,7 @@ def test_a_daemon_that_hangs_costs_its_deadline_once(
     server.bind(str(path))
     server.listen()
     monkeypatch.setenv("CRATER_RING", str(path))
+    monkeypatch.setenv("CRATER_CHECKPOINT_PATH", str(tmp_path / "cache"))
     monkeypatch.setattr(contact, "OPEN_SECONDS", 0.05)
     tries: list[str] = []
     real = wire.Channel.connect
