@@ -168,10 +168,10 @@ def test_what_is_damaged_there_is_left_out_and_the_older_taken(
 def test_the_buffer_is_all_that_a_state_takes_beside_itself(
     alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: s3_server.Server
 ) -> None:
-    """Bytes are read into their own place and made bytes of: 2.5 times would be one more."""
+    """With a copy of the file in between it would be twice the state."""
     size = 400 * MIB
     made = gate(monkeypatch, tmp_path, tmp_path / "cache", store(server, server.bucket()))
-    checkpoint.save({"data": bytes(size), "step": 1}, 1).wait(120)
+    checkpoint.save({"data": bytearray(size), "step": 1}, 1).wait(120)
     flushed(made, 1)
     session.reset()
     (tmp_path / "cache").rename(tmp_path / "gone")
@@ -185,7 +185,7 @@ def test_the_buffer_is_all_that_a_state_takes_beside_itself(
         [sys.executable, "-W", "ignore", "-c", code],
         env=env, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert int(done.stdout) * 1024 < 2.5 * size
+    assert int(done.stdout) * 1024 < 1.8 * size
     made.stop()
 
 
