@@ -24,7 +24,7 @@ class Environment:
     ``gpu_ids`` as CUDA numbers them in this process; ``run`` is ``<job id>.<restart count>``,
     ``start`` the number of the srun step that all ranks of this training are tasks of;
     ``deadline`` the job's end in seconds since 1970; ``folder`` the job's checkpoints in the
-    node's cache.
+    node's cache; ``destination`` where they go on to, if that is a folder.
     """
 
     rank: int = 0
@@ -37,6 +37,7 @@ class Environment:
     preprocessing_cpus: tuple[int, ...] = ()
     compute_cpus: tuple[int, ...] = ()
     folder: str | None = None
+    destination: str | None = None
     dataset: str | None = None
     tmpdir: str | None = None
     precision: str | None = None
@@ -73,6 +74,7 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
     env = os.environ if environ is None else environ
     rank, world, local, local_world = _ranks(env)
     job = _plain(env.get("SLURM_JOB_ID", ""))
+    away = env.get("CRATER_CHECKPOINT_DESTINATION", "")
     return Environment(
         rank=rank,
         local_rank=local,
@@ -84,6 +86,7 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
         preprocessing_cpus=numbers(env.get("CRATER_PREPROC_CPUS")),
         compute_cpus=numbers(env.get("CRATER_COMPUTE_CPUS")),
         folder=env.get("CRATER_CHECKPOINT_PATH") or None,
+        destination=away if away.startswith("/") else None,
         dataset=env.get("CRATER_DATASET_PATH") or None,
         tmpdir=env.get("CRATER_TMPDIR") or env.get("TMPDIR") or None,
         precision=env.get("CRATER_PRECISION") or None,

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 FORMAT = 1
 #: Checksums are taken over pieces of this many bytes, so that several threads can share a file.
 CHUNK_BYTES = 8 << 20
+#: File that says which run a step's folder at a destination belongs to.
+CLAIM = "run"
 #: Direct I/O wants memory, offsets and lengths at multiples of this.
 ALIGN = 4096
 

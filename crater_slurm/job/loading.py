@@ -88,6 +88,7 @@ class _Loader:
         self.wish = wish
         self.rank, self.world = session.ranks()
         self._incomplete: list[Found] = []
+        self._away: dict[tuple[int, str], Found] | None = None
 
     def visible(self, *, complete: bool) -> dict[tuple[int, str], Found]:
         """Steps by (step, run). ``complete``: leave out those of which a rank is not here."""
@@ -101,12 +102,29 @@ class _Loader:
                         seen[found.key] = found
                 else:
                     self._incomplete.append(found)
-        for step, run, time in self._of_worker():
+        rows, sure = self._of_worker()
+        for step, run, time in rows:
             known = seen.setdefault((step, run), Found(step, run, source="cache"))
             known.time = max(known.time, time)
+        if not sure:
+            for key, found in self._at_destination(complete=complete).items():
+                if not seen.setdefault(key, found).folder:
+                    seen[key] = found
         if self.wish.step is not None:
             seen = {key: found for key, found in seen.items() if key[0] == self.wish.step}
         return seen
+
+    def _at_destination(self, *, complete: bool) -> dict[tuple[int, str], Found]:
+        """What lies at the destination, if that is a folder that this process can read itself."""
+        if self._away is None:
+            place, self._away = self.session.env.destination, {}
+            for found in scan(place, self.wish.name) if place else ():
+                found.source = "remote"
+                if self._fits(found, complete):
+                    self._away[found.key] = found
+                else:
+                    self._incomplete.append(found)
+        return self._away
 
     def _fits(self, found: Found, complete: bool) -> bool:
         if complete and not layout.covers(found.parts):
@@ -128,40 +146,50 @@ class _Loader:
             return [list(self.wish.ranks)]
         return [[self.rank], None] if self.rank else [[0]]
 
-    def _of_worker(self) -> list[tuple[int, str, float]]:
-        """(step, run, time) of what the worker says it has or could bring."""
-        good = []
+    def _of_worker(self) -> tuple[list[tuple[int, str, float]], bool]:
+        """(step, run, time) of what the worker says it has or could bring; and whether that is
+        all: not where there is none, or it does not know what is at the destination."""
+        good: list[tuple[int, str, float]] = []
+        sure = True
         for ranks in self._asked():
             message = {"op": "available", "name": self.wish.name, "ranks": ranks}
             answer = self.session.ask(message, "available", _ASK_SECONDS)
             if answer is None:
-                break
+                return good, False
+            sure = sure and not answer.get("error")
             rows = answer.get("steps")
             for row in rows if isinstance(rows, list) else []:
                 if isinstance(row, list) and len(row) == 3 and type(row[0]) is int:
                     time = float(row[2]) if isinstance(row[2], (int, float)) else 0.0
                     good.append((row[0], str(row[1]), time))
-        return good
+        return good, sure
 
     def attempt(self, found: Found) -> tuple[Loaded | None, Exception | None]:
         """(what was loaded, None); (None, None) where it is damaged or gone; (None, an error)
         where no other step would help."""
         try:
-            if found.folder:
-                loaded = self._read(found)
-                if loaded is not None or self.session.env.ring is None:
-                    return loaded, None
-            brought, reason = self._bring(found)
-            if brought is not None:
-                return self._read(brought), None
-            try:
-                return self._past_the_cache(found), None
-            except (OSError, wire.WireError, layout.LayoutError):
-                # There is no worker, or no destination, or it is not there either.
-                self._left_out(found, reason)
-                return None, None
+            loaded = self._read(found) if found.folder else None
+            if loaded is None and self.session.env.ring is not None:
+                loaded = self._by_worker(found)
+            if loaded is None:  # another copy may be whole
+                there = self._at_destination(complete=False).get(found.key)
+                if there is not None and there.folder != found.folder:
+                    loaded = self._read(there)
+            return loaded, None
         except (StateError, CheckpointError) as error:
             return None, error
+
+    def _by_worker(self, found: Found) -> Loaded | None:
+        """Brought into the cache, else read past it; None, with a warning, where neither goes."""
+        brought, reason = self._bring(found)
+        if brought is not None:
+            return self._read(brought)
+        try:
+            return self._past_the_cache(found)
+        except (OSError, wire.WireError, layout.LayoutError):
+            # There is no worker, or no destination, or it is not there either.
+            self._left_out(found, reason)
+            return None
 
     def _read(self, found: Found) -> Loaded | None:
         """What a folder has of a step; None, with a warning, where it is damaged."""

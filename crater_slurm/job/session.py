@@ -15,7 +15,7 @@ import threading
 import time
 import warnings
 
-from crater_slurm.job import direct, environment, layout, wire
+from crater_slurm.job import direct, environment, layout, places, wire
 from crater_slurm.job.contact import ask
 from crater_slurm.job.copying import Image
 from crater_slurm.job.pack import Packer
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 #: After a failed connection the next save does not try again for so long.
 RETRY_SECONDS = 30.0
 _EXIT_SECONDS = "CRATER_EXIT_SECONDS"
-_FOLDER = "CRATER_CHECKPOINT_DIR"
 _UNUSABLE = (OSError, ValueError, wire.WireError)
 
 
@@ -41,7 +40,7 @@ class Session:
     def __init__(self, env: environment.Environment, folder: str | None = None) -> None:
         self.env = env
         self.began = environment.process_start()
-        self.folder = folder or os.environ.get(_FOLDER) or None
+        self.folder = folder or os.environ.get(places.FOLDER) or None
         self.packer = Packer()
         self.starts = Starts()
         self.ring: Ring | None = None
@@ -64,9 +63,8 @@ class Session:
         return self.env.rank, self.env.world_size
 
     def folders(self) -> list[str]:
-        """Where checkpoints may lie: the node's cache, the user's folder, else ./checkpoints."""
-        given = [path for path in (self.env.folder, self.folder) if path]
-        return given if self.folder else [*given, os.path.join(os.getcwd(), "checkpoints")]
+        """Where checkpoints may lie on this node, or in the user's own folder."""
+        return places.readable(self.env, self.folder)
 
     def hello(self) -> dict[str, Any]:
         """What ``open`` says of this rank."""
@@ -190,34 +188,8 @@ class Session:
     def _write(
         self, image: Image, part: direct.Part, *, aside: bool = False, own: bool = False
     ) -> None:
-        """Write the file into the first folder that takes it, or the user's own only. Raises
-        CheckpointError."""
-        failures = []
-        folders = self.folders()
-        if own:
-            folders = [self.folder] if self.folder and self.folder != self.env.folder else []
-            if not folders:
-                raise CheckpointError(f"With {_FOLDER} set to another folder it would go there.")
-            tell(f"{part.name} {part.step} goes to {folders[0]}: the node's cache didn't take it")
-        for folder in folders:
-            try:
-                direct.write(folder, part, image, aside=aside)
-            except (OSError, layout.LayoutError) as error:
-                reason = error.strerror if isinstance(error, OSError) else str(error)
-                failures.append(f"{folder}: {reason or error}")
-                continue
-            if folder.endswith(os.sep + "checkpoints") and folder not in (
-                self.env.folder, self.folder,
-            ):  # fmt: skip
-                tell(f"checkpoints go to {folder}; set {_FOLDER} for another folder")
-            if failures:
-                tell(f"{part.name} {part.step} went to {folder}, since {'; '.join(failures)}")
-            return
-        raise CheckpointError(
-            f"{part.name} {part.step} of rank {part.rank} ({image.size} bytes) can't be written "
-            f"anywhere ({'; '.join(failures)}). Free some space, or set {_FOLDER} to a folder that "
-            "can be written."
-        )
+        """Write the file itself; ``own``: not into the cache. Raises CheckpointError."""
+        places.write(self.env, self.folder, image, part, aside=aside, past_cache=own)
 
     # The end
 
