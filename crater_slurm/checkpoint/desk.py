@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from crater_slurm.checkpoint import faults
+from crater_slurm.checkpoint.away import Streams
 from crater_slurm.checkpoint.folder import LocalStep
 from crater_slurm.checkpoint.lanes import Lane
 from crater_slurm.checkpoint.overview import Overview
@@ -35,16 +36,18 @@ class Desk:
         services: Services,
         pool: Pool,
         to_daemon: Callable[[Answer], bool],
+        streams: Streams,
     ) -> None:
         self._tools, self._steps, self._services, self._pool = tools, steps, services, pool
         self._to_daemon = to_daemon
+        self._streams = streams
         self._overview = Overview(tools.spec, services, tools.folder.scan)
         self._asked: dict[str, Lane] = {}
         self._serial = 0
 
     # Trainers
 
-    def ask(self, lane: Lane, message: dict[str, object]) -> None:
+    def ask(self, lane: Lane, message: dict[str, object], fds: list[int]) -> None:
         """Answer a trainer. Raises WireError when the question is wrong."""
         operation = str(message["op"])
         if operation == "restore":
@@ -52,6 +55,10 @@ class Desk:
         elif operation == "available":
             name, ranks = wire.text(message, "name", "step"), _ranks(message)
             self._pool.ask(lambda: self._available(name, ranks), _then(lane.send, "available"))
+        elif operation == "stream":
+            self._streams.open(lane, message, fds)
+        elif operation == "piece":
+            self._streams.piece(lane, message)
         elif operation == "stage":
             path = wire.text(message, "path")
             self._pool.ask(

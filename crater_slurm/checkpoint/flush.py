@@ -143,6 +143,8 @@ class Flusher:
                 note = Note(manifest.run, note.destination, files=known.note.files)
                 step = Step(folder, dataclasses.replace(manifest, files=files), note)
             # Else it was saved again, by a training that was started anew.
+            for key in [k for k, s in self._steps.items() if _takes_over(step, s)]:
+                del self._steps[key]
             self._steps[step.key] = step
             self._changed.notify_all()
 
@@ -236,7 +238,8 @@ class Flusher:
             if step is not None:
                 self._set(step, PENDING)
         except SourceError as error:
-            self._failed_for_good(step, str(error))
+            if step is not None and self._steps.get(step.key) is step:
+                self._failed_for_good(step, str(error))
         except RemoteError as error:
             self._failed(step, waiting, error, moved=step is not None and step.done > before)
         except Exception as error:  # whatever it was, the next try may go well
@@ -401,3 +404,8 @@ class Flusher:
             self._log("warning", f"{error} Next try in {seconds:.0f} s.")
         for one in [step] if step is not None else waiting:
             self._on_change(one)
+
+
+def _takes_over(step: Step, older: Step) -> bool:
+    """Whether a step lies where another start of the training had the same one."""
+    return older.folder == step.folder and older.key != step.key and older.key[:2] == step.key[:2]

@@ -300,8 +300,10 @@ class Folder:
         same = [step for step in finals if step.run == whole.run]
         if same:
             return not any(step.ranks >= set(whole.ranks) for step in same)
-        newest = max(((step.run == run, step.time) for step in finals), default=(False, 0.0))
-        return newest < (whole.run == run, whole.time)
+        newest = max(
+            ((layout.is_of_run(step.run, run), step.time) for step in finals), default=(False, 0.0)
+        )
+        return newest < (layout.is_of_run(whole.run, run), whole.time)
 
     def _read_final(self, parent: int, name: str) -> list[LocalStep]:
         try:

@@ -36,7 +36,7 @@ _LEAST_LANE = 1 << 20
 class Desk(Protocol):
     """Who answers a trainer's questions that are not about its own saves: the worker."""
 
-    def ask(self, lane: Lane, message: dict[str, object]) -> None: ...
+    def ask(self, lane: Lane, message: dict[str, object], fds: list[int]) -> None: ...
 
 
 class Budget:
@@ -178,7 +178,7 @@ class Lane(Connection):
     def take(self, message: dict[str, object], fds: list[int]) -> None:
         take = _TAKES.get(str(message["op"]))
         if take is None:
-            self._desk.ask(self, message)
+            self._desk.ask(self, message, fds)
         else:
             take(self, message)
 
@@ -207,12 +207,12 @@ class Lane(Connection):
         step = wire.whole(message, "step", 10**15 - 1)
         file = wire.text(message, "file", layout.file_name(rank))
         try:
-            folder = layout.step_name(step, name)
+            run = layout.run_name(self._tools.spec.run, wire.text(message, "start", ""))
             entry = layout.FileEntry(file, rank, 0, [])
             layout.Manifest.from_json(layout.Manifest(step, world, [entry], name).to_json())
         except LayoutError as error:
             raise WireError(f"save {file!r:.80} of rank {rank}: {error}") from error
-        return Place(name, step, folder, file, rank, local, world)
+        return Place(name, step, file, rank, local, world, run)
 
     def _save(self, message: dict[str, object]) -> Save | None:
         """The save that a message means; None when it is settled. Raises WireError."""

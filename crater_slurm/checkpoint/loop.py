@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from crater_slurm.checkpoint.away import Streams
 from crater_slurm.checkpoint.connection import Connection
 from crater_slurm.checkpoint.control import Control, trusted
 from crater_slurm.checkpoint.desk import Desk
@@ -58,7 +59,10 @@ class Worker:
         self._steps.on_saved = [self._on_saved]
         self._keeping = Keeping(self.tools, self._steps, self._services, self._mailbox)
         self._budget = Budget(spec.ring_bytes, spec.huge_pages)
-        self._desk = Desk(self.tools, self._steps, self._services, self._questions, self._to_daemon)
+        streams = Streams(self._services, self._mailbox)
+        self._desk = Desk(
+            *(self.tools, self._steps, self._services, self._questions, self._to_daemon, streams)
+        )
         self._report = Report(self.tools, self._steps, self._services, self._budget, self._desk)
         self._lanes: list[Lane] = []
         self._early: list[tuple[dict[str, object], list[int]]] | None = []

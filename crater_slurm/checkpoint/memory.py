@@ -1,7 +1,8 @@
 """A lane's memory: made here and sealed, or a trainer's from before, checked and mapped read-only.
 
 Its size can't change, so no read of it can fail for a page that went away. It refuses any file
-but a memfd: only the kernel's own seals are believed.
+but a memfd: only the kernel's own seals are believed. The one memory that is written here is the
+small buffer of a trainer that reads past the cache (``away``).
 """
 
 from __future__ import annotations
@@ -80,6 +81,28 @@ def _made(length: int, flags: int) -> tuple[Memory, int]:
 
 def adopt(fd: int, length: int) -> Memory:
     """A trainer's lane from before. Raises LaneError unless it is a sealed memfd of that size."""
+    size = _sealed_size(fd)
+    if size != length or length % layout.ALIGN or not length:
+        raise LaneError(f"The lane offered has {size} bytes, not {length}.")
+    try:
+        return Memory(fd, length)
+    except (OSError, ValueError) as error:
+        raise LaneError(f"The lane offered can't be mapped: {error}.") from error
+
+
+def buffer(fd: int, most: int) -> mmap.mmap:
+    """A trainer's memory to write into, a sealed memfd of whole chunks. Raises LaneError."""
+    size = _sealed_size(fd)
+    if not 0 < size <= most or size % layout.CHUNK_BYTES:
+        raise LaneError(f"The buffer offered has {size} bytes; whole chunks up to {most} belong.")
+    try:
+        return mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+    except (OSError, ValueError) as error:
+        raise LaneError(f"The buffer offered can't be mapped: {error}.") from error
+
+
+def _sealed_size(fd: int) -> int:
+    """Bytes of a memfd that is sealed against a change of its size. Raises LaneError."""
     try:
         status = os.fstat(fd)
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
@@ -90,9 +113,4 @@ def adopt(fd: int, length: int) -> Memory:
         raise LaneError("The lane offered is no shared memory.")
     if seals & SEALS != SEALS:
         raise LaneError("The lane offered is not sealed against a change of its size.")
-    if status.st_size != length or length % layout.ALIGN or not length:
-        raise LaneError(f"The lane offered has {status.st_size} bytes, not {length}.")
-    try:
-        return Memory(fd, length)
-    except (OSError, ValueError) as error:
-        raise LaneError(f"The lane offered can't be mapped: {error}.") from error
+    return status.st_size

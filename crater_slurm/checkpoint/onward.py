@@ -13,12 +13,13 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from crater_slurm.checkpoint import keep, remote, restore
+from crater_slurm.checkpoint import away, keep, remote, restore
 from crater_slurm.checkpoint.flush import Flusher
 from crater_slurm.checkpoint.flush_state import FLUSHED, SKIPPED
 from crater_slurm.checkpoint.folder import LocalStep
 from crater_slurm.checkpoint.rate import TokenBucket
 from crater_slurm.checkpoint.remote.store import StoppedError
+from crater_slurm.checkpoint.services import AwayFile
 from crater_slurm.checkpoint.spec import Spec
 from crater_slurm.checkpoint.stage import Stager
 from crater_slurm.checkpoint.stage_copy import StageError
@@ -156,6 +157,16 @@ class Onward:
             f"{name} {step} is read at {folder}, since the cache can't take it ({error.strerror}).",
         )
         return folder
+
+    def open_away(self, name: str, step: int, run: str, rank: int) -> AwayFile:
+        found = away.open_file(self._spec, name, step, run, rank, self._rate)
+        self._counters["restored"] += 1
+        self._counters["restored_bytes"] += found.manifest.size
+        self._log(
+            "warning",
+            f"{name} {step} of rank {rank} is read at {found.where} past the cache.",
+        )
+        return found
 
     def stage(self, path: str) -> str:
         found = self._stager.lookup(path)

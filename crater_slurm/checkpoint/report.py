@@ -11,7 +11,7 @@ from crater_slurm.checkpoint.lanes import Budget, Lane
 from crater_slurm.checkpoint.services import Services
 from crater_slurm.checkpoint.steps import Steps
 from crater_slurm.checkpoint.tools import Tools
-from crater_slurm.job import wire
+from crater_slurm.job import layout, wire
 
 #: Of a message, what the rest of a state may take beside the steps.
 _BESIDE_BYTES = 8000
@@ -25,7 +25,7 @@ class Report:
     ) -> None:
         self._tools, self._steps, self._services = tools, steps, services
         self._budget, self._desk = budget, desk
-        self._flushed: set[tuple[str, int]] = set()
+        self._flushed: set[tuple[str, int, str]] = set()
 
     def state(self, lanes: Iterable[Lane], *, idle: bool, done: bool) -> dict[str, Any]:
         """The ``state`` message; trainers are told what has become safe since the last."""
@@ -49,8 +49,9 @@ class Report:
     def _tell_flushed(self, steps: list[dict[str, Any]], lanes: list[Lane]) -> None:
         spec = self._tools.spec
         for step in steps if spec.remote.url else []:
-            key = (step["name"], step["step"])
-            if step["flushed"] and step["run"] == spec.run and key not in self._flushed:
+            key = (step["name"], step["step"], step["run"])
+            own = layout.is_of_run(step["run"], spec.run)
+            if step["flushed"] and own and key not in self._flushed:
                 self._flushed.add(key)
                 for lane in lanes:
                     lane.send({"op": "flushed", "name": key[0], "step": key[1]})

@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import NamedTuple
 
-from crater_slurm.checkpoint import checksum, flush_state, remote, trees
+from crater_slurm.checkpoint import flush_state, remote, trees
 from crater_slurm.checkpoint.folder import RESTORING, Folder, LocalStep
+from crater_slurm.checkpoint.remote import reading
 from crater_slurm.checkpoint.remote.catalogue import Catalogue, Stored
 from crater_slurm.checkpoint.remote.store import (
     Limiter,
-    RemoteError,
     StoppedError,
     Store,
     Unlimited,
@@ -76,7 +76,7 @@ def fetch(
     cache = Folder(spec.folder)
     hidden = f"{RESTORING}{layout.step_name(step, name, run)}"
     with _opened(spec, store) as away:
-        stored = _find(away, name, step, run)
+        stored = find(away, name, step, run)
         there = cache.find(name, step, run)
         asked = None if ranks is None else set(ranks)
         if there is not None and there.damage(asked):
@@ -118,7 +118,7 @@ def place(spec: Spec, name: str, step: int, run: str) -> str | None:
     if not spec.remote.url.startswith("/"):
         return None
     with _opened(spec, None) as away:
-        return f"{spec.remote.url}/{_find(away, name, step, run).folder}"
+        return f"{spec.remote.url}/{find(away, name, step, run).folder}"
 
 
 @contextlib.contextmanager
@@ -148,7 +148,8 @@ def _fill(parent: str, hidden: str, work: _Fetch, wanted: layout.Manifest) -> No
         os.close(top)
 
 
-def _find(store: Store, name: str, step: int, run: str) -> Stored:
+def find(store: Store, name: str, step: int, run: str) -> Stored:
+    """A complete step of a run. Raises RemoteError and NotThereError."""
     known = Catalogue(store)
     for folder in (layout.step_name(step, name), layout.step_name(step, name, run)):
         for stored in known.read(folder):
@@ -243,28 +244,14 @@ class _Fetch:
 
     def _chunk(self, fd: int, entry: layout.FileEntry, start: int, count: int) -> None:
         buffer = memoryview(bytearray(count))
-        if os.preadv(fd, [buffer], start) == count and _agrees(entry, start, buffer):
+        if os.preadv(fd, [buffer], start) == count and reading.agrees(entry, start, buffer):
             self.progress(count)
             return
-        self.limiter.take(count)
-        for _ in range(2):  # a body may be damaged on the way; what lies there damaged stays so
-            self.store.get_range(f"{self.remote_folder}/{entry.name}", start, buffer)
-            if _agrees(entry, start, buffer):
-                break
-        else:
-            raise RemoteError(
-                f"{self.store.where}: {self.remote_folder}/{entry.name} is damaged between byte "
-                f"{start} and {start + count}; an older step may be whole.",
-                lasting=True,
-            )
+        reading.get_chunk(self.store, self.remote_folder, entry, start, buffer, self.limiter)
         written = 0
         while written < count:
             written += os.pwrite(fd, buffer[written:], start + written)
         self.progress(count)
-
-
-def _agrees(entry: layout.FileEntry, start: int, data: memoryview) -> bool:
-    return checksum.wrong_chunk(entry, start, data) is None
 
 
 def _open_file(folder: int, entry: layout.FileEntry) -> int:

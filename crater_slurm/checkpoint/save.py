@@ -16,6 +16,7 @@ from crater_slurm.checkpoint.entries import Entry
 from crater_slurm.checkpoint.memory import Memory
 from crater_slurm.checkpoint.outfile import OutFile
 from crater_slurm.checkpoint.tools import Tools
+from crater_slurm.job import layout
 from crater_slurm.job.layout import FileEntry
 
 
@@ -46,13 +47,15 @@ class Keeper(Protocol):
 
 
 class Place:
-    """Where a save belongs: ``file`` of ``rank``, one of ``local`` here and ``world`` in all."""
+    """Where a save belongs: ``file`` of ``rank``, one of ``local`` here and ``world`` in all, of
+    one start of the training, which ``run`` names."""
 
     def __init__(
-        self, name: str, step: int, folder: str, file: str, rank: int, local: int, world: int
+        self, name: str, step: int, file: str, rank: int, local: int, world: int, run: str
     ) -> None:
-        self.name, self.step, self.folder, self.file = name, step, folder, file
-        self.rank, self.local, self.world = rank, local, world
+        self.name, self.step, self.file = name, step, file
+        self.folder = layout.step_name(step, name)
+        self.rank, self.local, self.world, self.run = rank, local, world, run
 
     @property
     def key(self) -> tuple[str, int]:
@@ -251,7 +254,7 @@ class Save:
 
     def _record(self, entry: FileEntry) -> None:
         place, tools = self.place, self._tools
-        manifest = tools.manifest(place.name, place.step, place.world, [entry])
+        manifest = tools.manifest(place.name, place.step, place.world, [entry], place.run)
         tools.folder.record(place.folder, Entry(place.rank, place.local, manifest))
 
     def _on_kept(self, entry: FileEntry | None, error: Exception | None) -> None:

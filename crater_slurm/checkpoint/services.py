@@ -14,6 +14,16 @@ from crater_slurm.checkpoint.folder import LocalStep
 from crater_slurm.job.layout import Manifest
 
 
+class AwayFile(Protocol):
+    """One rank's file at the destination. ``manifest`` names it alone, ``where`` is its folder."""
+
+    manifest: Manifest
+    where: str
+
+    def read(self, start: int, into: memoryview) -> None:
+        """Fill a buffer with one chunk, compared with its sum. Raises any error with a sentence."""
+
+
 class Services(Protocol):
     """What is done beyond saving into the cache."""
 
@@ -56,6 +66,10 @@ class Services(Protocol):
     def fetch(self, name: str, step: int, run: str, ranks: list[int] | None) -> tuple[str, str]:
         """Bring a step here: its folder, and where from (peer, remote). Raises OSError, or any
         error with a sentence."""
+
+    def open_away(self, name: str, step: int, run: str, rank: int) -> AwayFile:
+        """A rank's file where the destination has it, for a cache that can't take it. Raises
+        OSError, or any error with a sentence."""
 
     def stage(self, path: str) -> str:
         """Where the local copy of a dataset is. Raises OSError, or any error with a sentence."""
@@ -101,6 +115,9 @@ class Nothing:
 
     def fetch(self, name: str, step: int, run: str, ranks: list[int] | None) -> tuple[str, str]:
         raise FileNotFoundError(2, "there is no destination to bring it from")
+
+    def open_away(self, name: str, step: int, run: str, rank: int) -> AwayFile:
+        raise FileNotFoundError(2, "there is no destination to read it from")
 
     def stage(self, path: str) -> str:
         raise FileNotFoundError(2, f"{path} was not asked for in this job's stage list")

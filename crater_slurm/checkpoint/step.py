@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from crater_slurm.checkpoint.save import Save
+from crater_slurm.job import layout
 from crater_slurm.job.layout import FileEntry
 
 
 class Step:
     """A step that is being saved: files that are on disk, saves under way, and who waits."""
 
-    def __init__(
-        self, name: str, step: int, folder: str, local: int, world: int, now: float
-    ) -> None:
-        self.name, self.step, self.folder = name, step, folder
-        self.local, self.world = local, world
+    def __init__(self, name: str, step: int, local: int, world: int, run: str, now: float) -> None:
+        self.name, self.step, self.folder = name, step, layout.step_name(step, name)
+        self.local, self.world, self.run = local, world, run
         self.kept: dict[int, FileEntry] = {}
         #: When the files were written that a killed worker left, as time.time().
         self.left_at: dict[int, float] = {}

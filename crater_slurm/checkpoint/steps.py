@@ -13,6 +13,7 @@ from crater_slurm.checkpoint.folder import Leftover, LocalStep
 from crater_slurm.checkpoint.save import Save
 from crater_slurm.checkpoint.step import Step, disagree, some
 from crater_slurm.checkpoint.tools import Tools
+from crater_slurm.job import layout
 from crater_slurm.job.layout import Manifest
 
 Key = tuple[str, int]
@@ -65,16 +66,24 @@ class Steps:
         """What a killed worker left: ranks of this run that are whole are taken over."""
         now, wall = self._tools.clock(), self._tools.now()
         for left in leftovers:
-            kept = {r: e for r, e in left.kept.items() if e.manifest.run == self._tools.spec.run}
-            if not kept:
+            found = left.kept.values()
+            run = self._tools.spec.run
+            mine = [
+                e
+                for e in found
+                if layout.is_of_run(e.manifest.run, run)
+                and layout.step_name(e.manifest.step, e.manifest.name) == left.name
+            ]
+            if not mine:
                 age = max(0.0, min(LEFTOVER_S, wall - left.changed_at))
                 self._leftovers[left.name] = now + LEFTOVER_S - age
                 continue
-            first = next(iter(kept.values()))
-            m = first.manifest
-            step = Step(m.name, m.step, left.name, first.local, m.world_size, self._tools.clock())
-            step.kept = {r: e.file for r, e in kept.items() if e.local == first.local}
-            step.left_at = {r: e.manifest.time for r, e in kept.items()}
+            last = max(mine, key=lambda e: e.manifest.time)  # of the latest start of the training
+            m = last.manifest
+            step = Step(m.name, m.step, last.local, m.world_size, m.run, self._tools.clock())
+            kept = [e for e in mine if (e.local, e.manifest.run) == (last.local, m.run)]
+            step.kept = {e.rank: e.file for e in kept}
+            step.left_at = {e.rank: e.manifest.time for e in kept}
             step.touched = now
             self.waiting[m.name, m.step] = step
 
@@ -83,7 +92,7 @@ class Steps:
     def begin(self, save: Save) -> None:
         """A rank begins a save; it may turn out that nothing is left to do."""
         place = save.place
-        there = self._there(place.key, save.since)
+        there = self._there(place.key, place.run, save.since)
         enough = len(there) >= place.local or (there and self.complete[place.key].whole)
         if place.rank in there and enough:
             self._answer(save)
@@ -94,7 +103,7 @@ class Steps:
             return
         if step is None:
             now = self._tools.clock()
-            step = Step(place.name, place.step, place.folder, place.local, place.world, now)
+            step = Step(place.name, place.step, place.local, place.world, place.run, now)
             self.waiting[place.key] = step
             self._leftovers.pop(place.folder, None)
             self._bound(place.name)
@@ -163,32 +172,42 @@ class Steps:
             if not step.ranks:
                 self._forget(step)
 
-    def _there(self, key: Key, since: float) -> set[int]:
+    def _there(self, key: Key, run: str, since: float) -> set[int]:
         """Ranks that lie under the step's final name already, of this run and not from before."""
         found = self.complete.get(key)
-        return found.ranks_since(since) if found and found.run == self._tools.spec.run else set()
+        return found.ranks_since(since) if found and found.run == run else set()
 
     def _outdate(self, step: Step, save: Save) -> bool:
-        """Drop what ranks had saved of a step before ``save``'s process was started, if they are
-        gone or were started anew too: files of two starts of a training make no checkpoint. False
-        where it is too late for that."""
+        """Drop what ranks had saved of a step in an earlier start of the training: files of two
+        starts make no checkpoint. False where it is too late for that, or ``save`` is itself of an
+        earlier one."""
         began = self.began()
-        old = [
-            rank
-            for rank in step.ranks
-            if (at := step.written_at(rank)) < save.since
-            and (rank == save.place.rank or began.get(rank, at + 1) > at)
-        ]
-        if not old:
-            return True
-        if step.finishing:
+        if save.place.run != step.run and began.get(save.place.rank, 0.0) > save.since:
+            save.fail(ValueError("its process is gone, and a later start of the training saves it"))
+            return False
+        old = [rank for rank in step.ranks if self._is_older(step, rank, save, began)]
+        if old and step.finishing:
             save.fail(ValueError("it gets its final name as it was saved before a restart"))
             return False
+        if save.place.run != step.run:
+            step.run, step.local, step.world = save.place.run, save.place.local, save.place.world
+        if not old:
+            return True
         files = {rank: file for rank in old if (file := step.drop(rank))}
         folder, name = self._tools.folder, step.folder
         # Before a new file is noted there: the clerk does one thing after the other.
         self._tools.clerk.ask(lambda: folder.withdraw(name, files), lambda _, __: None)
         return True
+
+    @staticmethod
+    def _is_older(step: Step, rank: int, save: Save, began: dict[int, float]) -> bool:
+        """Whether a rank saved a step in an earlier start than ``save``'s: the starts have other
+        names or, where none is known, it was saved before ``save``'s process was started and its
+        own process is gone, or was started anew too."""
+        at = step.written_at(rank)
+        if step.run != save.place.run:
+            return True
+        return at < save.since and (rank == save.place.rank or began.get(rank, at + 1) > at)
 
     # From the saves
 
@@ -214,14 +233,15 @@ class Steps:
 
     def advance(self, step: Step) -> None:
         """Give a step its final name, when all ranks of this node are there."""
-        if step.finishing or not step.done(self._there((step.name, step.step), step.since)):
+        there = self._there((step.name, step.step), step.run, step.since)
+        if step.finishing or not step.done(there):
             return
         step.finishing = True
         tools = self._tools
-        files = list(step.kept.values())
+        files, run = list(step.kept.values()), step.run
 
         def work() -> tuple[Manifest, list[LocalStep]]:
-            manifest = tools.manifest(step.name, step.step, step.world, files)
+            manifest = tools.manifest(step.name, step.step, step.world, files, run)
             tools.folder.finish(step.folder, manifest, since=step.since)
             return manifest, tools.folder.scan()
 

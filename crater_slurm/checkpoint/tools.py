@@ -107,15 +107,17 @@ class Tools:
     clock: Callable[[], float] = time.monotonic
     now: Callable[[], float] = time.time
 
-    def manifest(self, name: str, step: int, world: int, files: list[FileEntry]) -> Manifest:
-        """The part's manifest, of the files that this node's ranks saved."""
+    def manifest(
+        self, name: str, step: int, world: int, files: list[FileEntry], run: str
+    ) -> Manifest:
+        """The part's manifest, of the files that this node's ranks saved in a start of ``run``."""
         spec = self.spec
         return Manifest(
             step=step,
             world_size=world,
             files=sorted(files, key=lambda file: file.rank),
             name=name,
-            run=spec.run,
+            run=run,
             job_id=spec.job_id,
             cluster=spec.cluster,
             node=spec.node,

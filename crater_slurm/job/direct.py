@@ -47,18 +47,25 @@ class Part:
         )  # fmt: skip
 
 
-def write(folder: str, part: Part, image: Image, *, aside: bool = False) -> str:
+def write(
+    folder: str, part: Part, image: Image, *, aside: bool = False, shared: bool = False
+) -> str:
     """Write a rank's file and its manifest; the step's folder. Raises OSError, LayoutError.
 
     When it returns, both are on disk; when it does not, nothing has a final name. ``aside``: a
-    worker may be at work in the partial folder, so don't use it.
+    worker may be at work in the partial folder, so don't use it. ``shared``: workers of several
+    runs bring their steps there, too.
     """
-    os.makedirs(folder, mode=0o700, exist_ok=True)
+    if shared:  # not below a mount that is missing
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder, 0o750)
+    else:
+        os.makedirs(folder, mode=0o700, exist_ok=True)
     final = layout.step_name(part.step, part.name)
     target = os.path.join(folder, final)
-    if _another_run(target, part.run):
+    if _another_run(target, part.run) or (shared and not _claim(target, part)):
         target = os.path.join(folder, layout.step_name(part.step, part.name, part.run))
-    if part.ranks == 1 and not aside and not os.path.exists(target):
+    if part.ranks == 1 and not (aside or shared) and not os.path.exists(target):
         partial = os.path.join(folder, layout.partial_name(os.path.basename(target)))
         os.makedirs(partial, mode=0o700, exist_ok=True)
         try:
@@ -101,6 +108,25 @@ def _another_run(target: str, run: str) -> bool:
         return any(manifest.run != run for manifest in layout.read_parts(target))
     except OSError:
         return False
+
+
+def _claim(target: str, part: Part) -> bool:
+    """Whether a step's folder at the destination is this run's; it is the first's that comes, by
+    the file ``run``, which workers look for as well."""
+    os.makedirs(target, mode=0o750, exist_ok=True)
+    path = os.path.join(target, layout.CLAIM)
+    temporary = os.path.join(target, f".{layout.CLAIM}.{socket.gethostname()[:64]}.{os.getpid()}")
+    with open(temporary, "w", encoding="utf-8") as file:
+        file.write(part.run)
+        file.flush()
+        os.fsync(file.fileno())
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.link(temporary, path)
+    finally:
+        os.unlink(temporary)
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return file.read(200) == part.run
 
 
 def _into(folder: str, part: Part, image: Image) -> None:

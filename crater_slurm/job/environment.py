@@ -13,15 +13,18 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _UNFIT = re.compile(r"[^A-Za-z0-9_.-]")
+#: Slurm's numbers for the batch script, an interactive shell and the like, none of them a step's.
+_SPECIAL_STEPS = 0xFFFFFFF0
 
 
 @dataclass(frozen=True)
 class Environment:
     """One rank. Lists are empty and texts None where nothing was said.
 
-    ``gpu_ids`` as CUDA numbers them in this process; ``run`` is ``<job id>.<restart count>``;
+    ``gpu_ids`` as CUDA numbers them in this process; ``run`` is ``<job id>.<restart count>``,
+    ``start`` the number of the srun step that all ranks of this training are tasks of;
     ``deadline`` the job's end in seconds since 1970; ``folder`` the job's checkpoints in the
-    node's cache.
+    node's cache; ``destination`` where they go on to, if that is a folder.
     """
 
     rank: int = 0
@@ -34,6 +37,7 @@ class Environment:
     preprocessing_cpus: tuple[int, ...] = ()
     compute_cpus: tuple[int, ...] = ()
     folder: str | None = None
+    destination: str | None = None
     dataset: str | None = None
     tmpdir: str | None = None
     precision: str | None = None
@@ -43,6 +47,7 @@ class Environment:
     cluster: str = ""
     node: str = ""
     run: str = ""
+    start: str = ""
     deadline: float | None = None
 
     @property
@@ -69,6 +74,7 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
     env = os.environ if environ is None else environ
     rank, world, local, local_world = _ranks(env)
     job = _plain(env.get("SLURM_JOB_ID", ""))
+    away = env.get("CRATER_CHECKPOINT_DESTINATION", "")
     return Environment(
         rank=rank,
         local_rank=local,
@@ -80,6 +86,7 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
         preprocessing_cpus=numbers(env.get("CRATER_PREPROC_CPUS")),
         compute_cpus=numbers(env.get("CRATER_COMPUTE_CPUS")),
         folder=env.get("CRATER_CHECKPOINT_PATH") or None,
+        destination=away if away.startswith("/") else None,
         dataset=env.get("CRATER_DATASET_PATH") or None,
         tmpdir=env.get("CRATER_TMPDIR") or env.get("TMPDIR") or None,
         precision=env.get("CRATER_PRECISION") or None,
@@ -89,6 +96,7 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
         cluster=_plain(env.get("SLURM_CLUSTER_NAME", "")),
         node=_plain(env.get("SLURMD_NODENAME", "") or socket.gethostname()),
         run=_run(env, job, world),
+        start=_start(env, world) if job else "",
         deadline=_deadline(env),
     )
 
@@ -157,6 +165,16 @@ def _run(env: Mapping[str, str], job: str, world: int) -> str:
     if world > 1:
         return f"local.{_plain(shared)}"[:64]
     return f"local.{os.getpid()}-{int(time.time())}"
+
+
+def _start(env: Mapping[str, str], world: int) -> str:
+    """The step's number where one step holds all ranks. With a step for each node, or outside of
+    any, nothing is known: the ranks of one training would not agree."""
+    step, tasks = _whole(env, "SLURM_STEP_ID"), _whole(env, "SLURM_STEP_NUM_TASKS")
+    if step is None or tasks is None or step >= _SPECIAL_STEPS:
+        return ""
+    held = {tasks, tasks * (_whole(env, "LOCAL_WORLD_SIZE") or 1)}
+    return str(step) if world == 1 or world in held else ""
 
 
 def process_start() -> float:

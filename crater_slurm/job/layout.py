@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 FORMAT = 1
 #: Checksums are taken over pieces of this many bytes, so that several threads can share a file.
 CHUNK_BYTES = 8 << 20
+#: File that says which run a step's folder at a destination belongs to.
+CLAIM = "run"
 #: Direct I/O wants memory, offsets and lengths at multiples of this.
 ALIGN = 4096
 
@@ -36,6 +38,7 @@ _PART = re.compile(r"manifest-([0-9]{5,9})\.json\Z")
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}\Z")
 _HEX = re.compile(r"[0-9a-f]{8}\Z")
 _RUN = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z")
+_START = re.compile(r"[0-9]{1,20}\Z")
 _MOST_RANKS = 10**6
 
 
@@ -59,6 +62,22 @@ def parse_step_name(text: str) -> tuple[str, int, str] | None:
     """(name, step, run) of a step's folder; None for any other name."""
     match = _STEP.match(text)
     return (match.group(1), int(match.group(2)), match.group(3) or "") if match else None
+
+
+def run_name(run: str, start: str) -> str:
+    """What a manifest calls a start of the training within a run: ``4711.0.1790000000123``.
+
+    ``start`` is a number that all ranks of one start agree on and no other start has, or empty
+    where there is none. Raises LayoutError for another text, which may be anybody's.
+    """
+    if start and not _START.match(start):
+        raise LayoutError(f"A start of a training is a number, not {start!r:.40}.")
+    return f"{run[: 63 - len(start)]}.{start}" if start else run
+
+
+def is_of_run(name: str, run: str) -> bool:
+    """Whether a manifest's run is this one, in whichever start of the training."""
+    return name == run or (name.startswith(f"{run}.") and bool(_START.match(name[len(run) + 1 :])))
 
 
 def partial_name(final: str) -> str:
@@ -103,7 +122,8 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a part holds. ``run`` tells apart the runs that wrote a step: job id and restarts."""
+    """What a part holds. ``run`` tells apart who wrote a step: job id, restarts of the job and,
+    where it is known, the start of the training within them (``run_name``)."""
 
     step: int
     world_size: int

@@ -5,17 +5,21 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass, replace
 
-from crater_slurm.job import layout
+from crater_slurm.job import layout, wire
 from crater_slurm.job.find import Found, common, gatherer, look, newest_first, scan
 from crater_slurm.job.saving import CheckpointError
 from crater_slurm.job.session import Session
+from crater_slurm.job.stream import Stream
 from crater_slurm.job.tensorfile import DamagedError
 from crater_slurm.job.tree import StateError
 from crater_slurm.job.unpack import read_state
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
+
+    from crater_slurm.job.tensorfile import Source
 
 _ASK_SECONDS = 30.0
 _RESTORE_SECONDS = 3600.0
@@ -84,6 +88,7 @@ class _Loader:
         self.wish = wish
         self.rank, self.world = session.ranks()
         self._incomplete: list[Found] = []
+        self._away: dict[tuple[int, str], Found] | None = None
 
     def visible(self, *, complete: bool) -> dict[tuple[int, str], Found]:
         """Steps by (step, run). ``complete``: leave out those of which a rank is not here."""
@@ -97,12 +102,29 @@ class _Loader:
                         seen[found.key] = found
                 else:
                     self._incomplete.append(found)
-        for step, run, time in self._of_worker():
+        rows, sure = self._of_worker()
+        for step, run, time in rows:
             known = seen.setdefault((step, run), Found(step, run, source="cache"))
             known.time = max(known.time, time)
+        if not sure:
+            for key, found in self._at_destination(complete=complete).items():
+                if not seen.setdefault(key, found).folder:
+                    seen[key] = found
         if self.wish.step is not None:
             seen = {key: found for key, found in seen.items() if key[0] == self.wish.step}
         return seen
+
+    def _at_destination(self, *, complete: bool) -> dict[tuple[int, str], Found]:
+        """What lies at the destination, if that is a folder that this process can read itself."""
+        if self._away is None:
+            place, self._away = self.session.env.destination, {}
+            for found in scan(place, self.wish.name) if place else ():
+                found.source = "remote"
+                if self._fits(found, complete):
+                    self._away[found.key] = found
+                else:
+                    self._incomplete.append(found)
+        return self._away
 
     def _fits(self, found: Found, complete: bool) -> bool:
         if complete and not layout.covers(found.parts):
@@ -124,66 +146,96 @@ class _Loader:
             return [list(self.wish.ranks)]
         return [[self.rank], None] if self.rank else [[0]]
 
-    def _of_worker(self) -> list[tuple[int, str, float]]:
-        """(step, run, time) of what the worker says it has or could bring."""
-        good = []
+    def _of_worker(self) -> tuple[list[tuple[int, str, float]], bool]:
+        """(step, run, time) of what the worker says it has or could bring; and whether that is
+        all: not where there is none, or it does not know what is at the destination."""
+        good: list[tuple[int, str, float]] = []
+        sure = True
         for ranks in self._asked():
             message = {"op": "available", "name": self.wish.name, "ranks": ranks}
             answer = self.session.ask(message, "available", _ASK_SECONDS)
             if answer is None:
-                break
+                return good, False
+            sure = sure and not answer.get("error")
             rows = answer.get("steps")
             for row in rows if isinstance(rows, list) else []:
                 if isinstance(row, list) and len(row) == 3 and type(row[0]) is int:
                     time = float(row[2]) if isinstance(row[2], (int, float)) else 0.0
                     good.append((row[0], str(row[1]), time))
-        return good
+        return good, sure
 
     def attempt(self, found: Found) -> tuple[Loaded | None, Exception | None]:
         """(what was loaded, None); (None, None) where it is damaged or gone; (None, an error)
         where no other step would help."""
         try:
-            if found.folder:
-                loaded = self._read(found)
-                if loaded is not None or self.session.env.ring is None:
-                    return loaded, None
-            brought = self._bring(found)
-            return (self._read(brought) if brought is not None else None), None
+            loaded = self._read(found) if found.folder else None
+            if loaded is None and self.session.env.ring is not None:
+                loaded = self._by_worker(found)
+            if loaded is None:  # another copy may be whole
+                there = self._at_destination(complete=False).get(found.key)
+                if there is not None and there.folder != found.folder:
+                    loaded = self._read(there)
+            return loaded, None
         except (StateError, CheckpointError) as error:
             return None, error
 
+    def _by_worker(self, found: Found) -> Loaded | None:
+        """Brought into the cache, else read past it; None, with a warning, where neither goes."""
+        brought, reason = self._bring(found)
+        if brought is not None:
+            return self._read(brought)
+        try:
+            return self._past_the_cache(found)
+        except (OSError, wire.WireError, layout.LayoutError):
+            # There is no worker, or no destination, or it is not there either.
+            self._left_out(found, reason)
+            return None
+
     def _read(self, found: Found) -> Loaded | None:
         """What a folder has of a step; None, with a warning, where it is damaged."""
-        if self.wish.ranks is None and found.world_size not in (1, self.world):
+
+        def place(rank: int) -> tuple[str, layout.FileEntry]:
+            entry = found.file(rank)
+            if entry is None:
+                raise DamagedError(f"no file of rank {rank} is in {found.folder}")
+            return f"{found.folder}/{entry.name}", entry
+
+        return self._states(found, place)
+
+    def _states(
+        self, found: Found, place: Callable[[int], tuple[str | Source, layout.FileEntry]]
+    ) -> Loaded | None:
+        """The states of the ranks that are wanted; ``place`` says where a rank's file is. None,
+        with a warning, where one is damaged."""
+        wish = self.wish
+        if wish.ranks is None and found.world_size not in (1, self.world):
             raise CheckpointError(
-                f"{self.wish.name} {found.step} in {found.folder} was saved by {found.world_size} "
+                f"{wish.name} {found.step} in {found.folder} was saved by {found.world_size} "
                 f"ranks, and there are {self.world} now. load(ranks='all') gives all their states."
             )
         states = {}
         for rank in self._wanted(found):
-            entry = found.file(rank)
             try:
-                if entry is None:
-                    raise DamagedError(f"no file of rank {rank} is in {found.folder}")
+                where, entry = place(rank)
                 states[rank] = read_state(
-                    f"{found.folder}/{entry.name}",
-                    entry if self.wish.verify else None,
-                    map_location=self.wish.map_location,
-                    mmap=self.wish.mmap,
-                    trust=self.wish.trust,
+                    where,
+                    entry if wish.verify else None,
+                    map_location=wish.map_location,
+                    mmap=wish.mmap,
+                    trust=wish.trust,
                 )
-            except (DamagedError, OSError) as error:
-                warnings.warn(
-                    f"{self.wish.name} {found.step} is left out: {error}.",
-                    RuntimeWarning,
-                    stacklevel=5,
-                )
+            except (DamagedError, OSError, wire.WireError, layout.LayoutError) as error:
+                self._left_out(found, str(error))
                 return None
-        own = next(iter(states.values())) if self.wish.ranks is None else states
+        own = next(iter(states.values())) if wish.ranks is None else states
         return Loaded(own, found.step, found.folder, found.source, found.run, found.world_size)
 
-    def _bring(self, found: Found) -> Found | None:
-        """Have the worker bring a step into the cache; None, with a warning, where it can't."""
+    def _left_out(self, found: Found, reason: str) -> None:
+        text = f"{self.wish.name} {found.step} is left out: {reason.rstrip('.')}."
+        warnings.warn(text, RuntimeWarning, stacklevel=6)
+
+    def _bring(self, found: Found) -> tuple[Found | None, str]:
+        """Have the worker bring a step into the cache; None and why, where it can't."""
         reason = "its file is damaged, and there is no worker to bring another"
         for ranks in self._asked():
             message = {
@@ -197,11 +249,31 @@ class _Loader:
             folder = answer.get("folder")
             for here in look(folder, found.step, self.wish.name) if isinstance(folder, str) else []:
                 if here.run == found.run and self._fits(here, False):
-                    return replace(here, source=str(answer.get("source") or "cache"))
-        warnings.warn(
-            f"{self.wish.name} {found.step} is left out: {reason}.", RuntimeWarning, stacklevel=5
-        )
-        return None
+                    return replace(here, source=str(answer.get("source") or "cache")), ""
+        return None, reason
+
+    def _past_the_cache(self, found: Found) -> Loaded | None:
+        """What the destination has of a step, through the worker's hands, where the cache can't
+        take it; None where it is damaged there. Raises OSError, WireError, LayoutError."""
+        streams: dict[int, Stream] = {}
+
+        def place(rank: int) -> tuple[Stream, layout.FileEntry]:
+            stream = streams.pop(rank, None) or self._stream(found, rank)
+            return stream, stream.entry
+
+        try:
+            first = streams[0] = self._stream(found, 0)
+            here = replace(found, folder=first.folder, parts=[first.manifest], source="remote")
+            return self._states(here, place)
+        finally:
+            for stream in streams.values():
+                stream.close()
+
+    def _stream(self, found: Found, rank: int) -> Stream:
+        if self.session.env.ring is None:
+            raise FileNotFoundError(2, "there is no worker")
+        wish = {"name": self.wish.name, "step": found.step, "run": found.run, "rank": rank}
+        return Stream(self.session.env.ring, self.session.hello(), wish)
 
     def explain(self, visible: dict[tuple[int, str], Found]) -> None:
         """Say why there is nothing, where something is there after all."""

@@ -15,12 +15,13 @@ import threading
 import time
 import warnings
 
-from crater_slurm.job import direct, environment, layout, wire
+from crater_slurm.job import direct, environment, layout, places, wire
 from crater_slurm.job.contact import ask
 from crater_slurm.job.copying import Image
 from crater_slurm.job.pack import Packer
 from crater_slurm.job.ring import Ring
 from crater_slurm.job.saving import CheckpointError, Saving, tell
+from crater_slurm.job.starts import Starts
 from crater_slurm.job.tree import StateError
 
 TYPE_CHECKING = False
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 #: After a failed connection the next save does not try again for so long.
 RETRY_SECONDS = 30.0
 _EXIT_SECONDS = "CRATER_EXIT_SECONDS"
-_FOLDER = "CRATER_CHECKPOINT_DIR"
 _UNUSABLE = (OSError, ValueError, wire.WireError)
 
 
@@ -40,8 +40,9 @@ class Session:
     def __init__(self, env: environment.Environment, folder: str | None = None) -> None:
         self.env = env
         self.began = environment.process_start()
-        self.folder = folder or os.environ.get(_FOLDER) or None
+        self.folder = folder or os.environ.get(places.FOLDER) or None
         self.packer = Packer()
+        self.starts = Starts()
         self.ring: Ring | None = None
         self.slots = 1
         self.last_saved: float = time.monotonic()
@@ -62,9 +63,8 @@ class Session:
         return self.env.rank, self.env.world_size
 
     def folders(self) -> list[str]:
-        """Where checkpoints may lie: the node's cache, the user's folder, else ./checkpoints."""
-        given = [path for path in (self.env.folder, self.folder) if path]
-        return given if self.folder else [*given, os.path.join(os.getcwd(), "checkpoints")]
+        """Where checkpoints may lie on this node, or in the user's own folder."""
+        return places.readable(self.env, self.folder)
 
     def hello(self) -> dict[str, Any]:
         """What ``open`` says of this rank."""
@@ -92,7 +92,9 @@ class Session:
 
     def open_ring(self, size: int) -> Ring | None:
         """The ring, with a lane for files of this size where the worker gives one; None where
-        there is no ring now."""
+        there is no ring now, or no cache that it would lead to: then it is for questions only."""
+        if not self.env.folder:
+            return None
         with self._lock:
             wanted = self.slots * (size + size // 64 + (1 << 20))
             ring = self.ring
@@ -140,18 +142,19 @@ class Session:
             image = self.packer.pack(state, metadata)
         except (layout.LayoutError, StateError) as error:
             raise CheckpointError(str(error)) from error
+        start = self.starts.name(self.env.start)
         part = direct.Part(
-            *(name, step, rank, world, self.env.run, self.env.job_id),
+            *(name, step, rank, world, layout.run_name(self.env.run, start), self.env.job_id),
             *(self.env.cluster, self.env.node, self.began),
         )
         with self._lock:
             saving = Saving(step, name)
             self.pending = [s for s in self.pending if not s.done()] + [saving]
-            self._put(image, part, saving)
+            self._put(image, part, start, saving)
         self.last_saved, self.last_step = time.monotonic(), step
         return saving
 
-    def _put(self, image: Image, part: direct.Part, saving: Saving) -> None:
+    def _put(self, image: Image, part: direct.Part, start: str, saving: Saving) -> None:
         ring = self.open_ring(image.size)
         before = self._by_ring.get((part.name, part.step))
         if ring is not None and before is not None:
@@ -162,7 +165,7 @@ class Session:
             local = min(self.hello()["local_world"], part.ranks)
             begin = {
                 "name": part.name, "step": part.step, "file": layout.file_name(part.rank),
-                "rank": part.rank, "ranks": part.ranks, "local": local,
+                "rank": part.rank, "ranks": part.ranks, "local": local, "start": start,
             }  # fmt: skip
 
             def rescue(left: Image, own: bool) -> None:
@@ -185,34 +188,8 @@ class Session:
     def _write(
         self, image: Image, part: direct.Part, *, aside: bool = False, own: bool = False
     ) -> None:
-        """Write the file into the first folder that takes it, or the user's own only. Raises
-        CheckpointError."""
-        failures = []
-        folders = self.folders()
-        if own:
-            folders = [self.folder] if self.folder and self.folder != self.env.folder else []
-            if not folders:
-                raise CheckpointError(f"With {_FOLDER} set to another folder it would go there.")
-            tell(f"{part.name} {part.step} goes to {folders[0]}: the node's cache didn't take it")
-        for folder in folders:
-            try:
-                direct.write(folder, part, image, aside=aside)
-            except (OSError, layout.LayoutError) as error:
-                reason = error.strerror if isinstance(error, OSError) else str(error)
-                failures.append(f"{folder}: {reason or error}")
-                continue
-            if folder.endswith(os.sep + "checkpoints") and folder not in (
-                self.env.folder, self.folder,
-            ):  # fmt: skip
-                tell(f"checkpoints go to {folder}; set {_FOLDER} for another folder")
-            if failures:
-                tell(f"{part.name} {part.step} went to {folder}, since {'; '.join(failures)}")
-            return
-        raise CheckpointError(
-            f"{part.name} {part.step} of rank {part.rank} ({image.size} bytes) can't be written "
-            f"anywhere ({'; '.join(failures)}). Free some space, or set {_FOLDER} to a folder that "
-            "can be written."
-        )
+        """Write the file itself; ``own``: not into the cache. Raises CheckpointError."""
+        places.write(self.env, self.folder, image, part, aside=aside, past_cache=own)
 
     # The end
 

@@ -7,41 +7,45 @@ which can run code, so a file is read only where it is the user's own, or root's
 from __future__ import annotations
 
 import ctypes
-import os
 import pickle
 import threading
 
 from crater_slurm.job import layout
 from crater_slurm.job.copying import Image, Segment, cpu_count, memory_at, start_threads
-from crater_slurm.job.tensorfile import DamagedError, File, crc32
+from crater_slurm.job.tensorfile import DamagedError, File, OnDisk, crc32
 from crater_slurm.job.tree import loads
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from crater_slurm.job.tensorfile import Source
+
 
 def read_state(
-    path: str,
+    where: str | Source,
     entry: layout.FileEntry | None,
     *,
     map_location: Any = None,
     mmap: bool = False,
     trust: bool = False,
 ) -> Any:
-    """The state in a rank's file. ``entry``: compare it with its size and checksums first; None
-    takes it as it is. Raises DamagedError, StateError, OSError."""
-    file = File(path, trust=trust)
+    """The state in a rank's file, which has a path or is another source. ``entry``: compare it
+    with its size and checksums first; None takes it as it is. Only what lies on disk is mapped.
+    Raises DamagedError, StateError, OSError."""
+    source = OnDisk(where, trust=trust) if isinstance(where, str) else where
+    mapped = source if mmap and isinstance(source, OnDisk) else None
+    file = File(source)
     try:
         if entry is not None and file.size != entry.size:
-            raise DamagedError(f"{path} has {file.size} bytes, its manifest says {entry.size}")
-        if mmap and entry is not None:
-            wrong = layout.check_file(path, entry, crc32())
+            raise DamagedError(f"{file.path} has {file.size} bytes, its manifest says {entry.size}")
+        if mapped and entry is not None:
+            wrong = layout.check_file(file.path, entry, crc32())
             if wrong:
                 raise DamagedError(wrong)
-        table, rest = _skeleton(file, None if mmap else entry)
-        bases = _mapped(file, table) if mmap else _empty(file, table)
-        if not mmap:
+        table, rest = _skeleton(file, None if mapped else entry)
+        bases = _mapped(mapped, file, table) if mapped else _empty(file, table)
+        if not mapped:
             _fill(file, bases, entry)
         return loads(rest, _Builder(bases, map_location).leaves(table))
     finally:
@@ -54,7 +58,7 @@ def _skeleton(file: File, entry: layout.FileEntry | None) -> tuple[list[Any], me
     if entry is not None:
         first, last = start // layout.CHUNK_BYTES, -(-end // layout.CHUNK_BYTES)
         _Reading(file, Image([]), entry.sums, list(range(first, last))).run()
-    data = os.pread(file.fd, end - start, start)
+    data = file.take(start, end - start)
     if len(data) != end - start:
         raise DamagedError(f"{file.path} ends early")
     import io
@@ -109,11 +113,11 @@ def _empty(file: File, table: list[Any]) -> list[_Base]:
     return bases
 
 
-def _mapped(file: File, table: list[Any]) -> list[_Base]:
+def _mapped(source: OnDisk, file: File, table: list[Any]) -> list[_Base]:
     """Entries as views of the mapped file; what is written to them stays in this process."""
     import mmap
 
-    whole = mmap.mmap(file.fd, 0, access=mmap.ACCESS_COPY)
+    whole = mmap.mmap(source.fd, 0, access=mmap.ACCESS_COPY)
     bases = []
     for (start, end), kind in zip(file.spans, _kinds(file, table)):  # noqa: B905
         memory: Any
@@ -174,12 +178,9 @@ class _Reading:
     def _chunk(self, number: int, address: int) -> None:
         start = number * layout.CHUNK_BYTES
         want = min(layout.CHUNK_BYTES, self.file.size - start)
-        view, got = memory_at(address, want), 0
-        while got < want:
-            read = os.preadv(self.file.fd, [view[got:]], start + got)
-            if not read:
-                raise DamagedError(f"{self.file.path} ends early")
-            got += read
+        view = memory_at(address, want)
+        if self.file.source.read(view, start) != want:
+            raise DamagedError(f"{self.file.path} ends early")
         if self.sums is not None and f"{self.crc32(view):08x}" != self.sums[number]:
             raise DamagedError(
                 f"{self.file.path} is damaged between byte {start} and {start + want}"

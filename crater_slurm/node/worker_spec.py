@@ -31,9 +31,16 @@ def ring_path(services: Services) -> Path:
 
 
 def offered(services: Services, record: JobRecord) -> bool:
-    """Whether a job has a ring at all: the site's setting, and not its own ``checkpoint=off``."""
-    wanted = (record.plan or {}).get("checkpoint") != "off"
-    return services.settings.node.checkpoints.enabled and wanted and "checkpoint" in record.folders
+    """Whether a job has a ring at all: the site's setting, and not its own ``checkpoint=off``.
+
+    Without a cache it has one where its checkpoints lie in an object store, to load them by: only
+    the worker gets there. Nothing is saved by it then.
+    """
+    settings, wanted = services.settings.node.checkpoints, (record.plan or {}).get("checkpoint")
+    place = "checkpoint" in record.folders or (
+        bool(record.cache_problem) and "://" in destinations.wish(record.parsed_plan, settings)
+    )
+    return settings.enabled and wanted != "off" and place
 
 
 def destination(services: Services, record: JobRecord) -> Destination:
@@ -121,7 +128,7 @@ def build(services: Services, record: JobRecord, place: Destination) -> Spec:
         gid=record.gid,
         node=record.node or os.uname().nodename,
         run=record.run,
-        folder=record.folders["checkpoint"],
+        folder=record.folders.get("checkpoint") or _absent(services, record),
         home=_home(record),
         nodes=_nodes(record),
         ring_bytes=ring_bytes(services, record),
@@ -138,6 +145,12 @@ def build(services: Services, record: JobRecord, place: Destination) -> Spec:
         dataset_folder=record.folders.get("dataset", ""),
         **peer_spec.fields(services, record, _nodes(record)),
     )
+
+
+def _absent(services: Services, record: JobRecord) -> str:
+    """Where the job's folder would be, had the cache taken it."""
+    point = services.settings.node.cache.mount_point
+    return str(point / "checkpoint" / record.cluster / record.job_id)
 
 
 def _remote(place: Destination) -> Remote:

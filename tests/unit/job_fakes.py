@@ -126,6 +126,8 @@ class FakeWorker:
             self._finish(channel, begin)
         elif op == "commit":
             self._finish(channel, self.begun[message["save"]])
+        elif op == "stream":
+            channel.send({"op": "error", "error": "there is no destination"})
 
     def _data(self, channel: wire.Channel, lane: mmap.mmap, message: dict) -> None:
         at, position, count = message["at"], message["position"], message["bytes"]

@@ -202,14 +202,19 @@ class Case:
         self.number = 0
 
     def begin(
-        self, rank: int, step: int, local: int = 2, *, in_lane: bool = False
+        self,
+        rank: int,
+        step: int,
+        local: int = 2,
+        run: str = "4711.0",
+        since: float = 0.0,
+        *,
+        in_lane: bool = False,
     ) -> tuple[Save, Rank]:
         self.number += 1
         owner = Rank()
-        place = Place(
-            "step", step, layout.step_name(step), layout.file_name(rank), rank, local, local
-        )
-        save = Save(owner, self.number, place, 4, self.tools, self.steps)
+        place = Place("step", step, layout.file_name(rank), rank, local, local, run)
+        save = Save(owner, self.number, place, 4, self.tools, self.steps, since)
         save.in_lane = in_lane
         self.steps.begin(save)
         return save, owner

@@ -58,7 +58,7 @@ def test_a_save_goes_through_the_lane_and_says_who_it_is(worker: FakeWorker) -> 
     }  # fmt: skip
     assert begin == {
         "op": "begin", "save": 1, "name": "step", "step": 5, "file": "rank-00000.safetensors",
-        "rank": 0, "ranks": 1, "local": 1, "size": begin["size"],
+        "rank": 0, "ranks": 1, "local": 1, "start": "", "size": begin["size"],
     }  # fmt: skip
 
 
@@ -244,6 +244,7 @@ def test_a_daemon_that_hangs_costs_its_deadline_once(
     server.bind(str(path))
     server.listen()
     monkeypatch.setenv("CRATER_RING", str(path))
+    monkeypatch.setenv("CRATER_CHECKPOINT_PATH", str(tmp_path / "cache"))
     monkeypatch.setattr(contact, "OPEN_SECONDS", 0.05)
     tries: list[str] = []
     real = wire.Channel.connect

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from node_fakes import ROOT, USER, FakeTree, ask, make_proc, make_sys, settings, signed
 
-from crater_slurm.node import cache, upkeep
+from crater_slurm.node import cache, upkeep, worker_spec
 from crater_slurm.node.request import Answer, Peer
 from crater_slurm.node.server import dispatch
 from crater_slurm.node.services import Roots, Services
@@ -519,6 +519,30 @@ def test_a_task_learns_where_its_ring_and_its_checkpoints_go(
     assert told["CRATER_RUN"] == "7.2"
     assert told["CRATER_JOB_PATH"] == "/run/crater/job/1"
     assert told["PYTHONPATH"] == "/own:/run/crater/job/1"
+
+
+@pytest.mark.parametrize(
+    ("wish", "ring"), [("on", True), ("s3://ckpt/nobody/x", True), ("/p/%u", False), (None, False)]
+)
+def test_without_a_cache_the_ring_leads_to_what_an_object_store_holds(
+    tmp_path: Path, wish: str | None, ring: bool
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("access_key_id = a\nsecret_access_key = s\n")
+    keys.chmod(0o600)
+    remote = {"name": "main", "url": "s3://ckpt", "credentials_file": str(keys)}
+    node = Node(tmp_path, checkpoints={"destination": "s3://ckpt/%u/%j", "remotes": [remote]})
+    (tmp_path / "cache").rename(tmp_path / "gone")
+    node.prolog(signed(checkpoint=wish), SLURM_JOB_USER="nobody")
+    record = node.record()
+    assert record.cache_problem and not record.folders
+    told = variables(node.hook("task_prolog", TASK))
+    assert (told["CRATER_RING"] is not None, told["CRATER_CHECKPOINT_PATH"]) == (ring, None)
+    if ring:
+        place = worker_spec.destination(node.services, record)
+        spec = worker_spec.build(node.services, record, place)
+        assert spec.remote.url.startswith("s3://ckpt/nobody/")
+        assert spec.folder == str(node.cache_path("checkpoint"))
 
 
 def test_a_destination_that_can_not_be_is_told_once(tmp_path: Path) -> None:

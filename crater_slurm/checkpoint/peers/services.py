@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from crater_slurm.checkpoint.folder import LocalStep
 from crater_slurm.checkpoint.peers.copies import Copies
 from crater_slurm.checkpoint.peers.serve import Log
-from crater_slurm.checkpoint.services import Services
+from crater_slurm.checkpoint.services import AwayFile, Services
 from crater_slurm.checkpoint.spec import Spec
 from crater_slurm.job.layout import Manifest
 
@@ -169,6 +169,9 @@ class WithCopies:
                         self._counters["restore_seconds"] += self._clock() - began
                     return brought.folder, "peer" if brought.fetched_bytes else "cache"
         return self._inner.fetch(name, step, run, ranks)
+
+    def open_away(self, name: str, step: int, run: str, rank: int) -> AwayFile:
+        return self._inner.open_away(name, step, run, rank)
 
     def stage(self, path: str) -> str:
         return self._inner.stage(path)

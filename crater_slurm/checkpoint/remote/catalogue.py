@@ -143,12 +143,13 @@ def outdated(stored: Stored, newer: Stored) -> bool:
 
 
 def earlier(run: str, than: str) -> bool:
-    """Whether a run is an earlier start of the same job."""
-    job, _, restarts = run.rpartition(".")
-    other_job, _, other = than.rpartition(".")
-    if not job or job != other_job or not (restarts.isdecimal() and other.isdecimal()):
+    """Whether a run is an earlier one of the same job: a restart of it comes after the one before,
+    and so does, within a restart, another start of the training."""
+    job, *mine = run.split(".")
+    other_job, *other = than.split(".")
+    if not job or job != other_job or not all(n.isdecimal() for n in (*mine, *other)):
         return False
-    return int(restarts) < int(other)
+    return [int(n) for n in mine] < [int(n) for n in other]
 
 
 def remove(store: Store, folder: str) -> None:

@@ -70,6 +70,7 @@ def _withdraw(store: Store, spec: Spec, there: list[Stored]) -> None:
         ):
             continue
         for part in stored.parts:
-            over = part.run == spec.run or catalogue.earlier(part.run, spec.run)
+            own_run = layout.is_of_run(part.run, spec.run)
+            over = own_run or catalogue.earlier(part.run, spec.run)
             if over and part.node == spec.node:
                 catalogue.remove_part(store, stored.folder, part)

@@ -19,7 +19,7 @@ from crater_slurm.checkpoint import checksum
 from crater_slurm.job import layout
 
 #: Object that says which run a step's place belongs to.
-CLAIM = "run"
+CLAIM = layout.CLAIM
 _TEXT_BYTES = 64 << 20
 
 
