@@ -222,7 +222,7 @@ def qemu_command(image: Image, console: Path, port: int) -> list[str]:
         f"root=/dev/vda rw console=ttyS0 quiet panic=-1 mitigations=off init={GUEST_HOME}/init.sh"
     )
     command = [
-        *("setpriv", "--pdeathsig", "KILL", "nice", "-n", "5", "qemu-system-x86_64"),
+        *("setpriv", "--pdeathsig", "KILL", "nice", "-n", "5", *image.emulator),
         *("-machine", "q35,i8042=off", "-accel", "tcg,thread=multi", "-cpu", "max,la57=off"),
         *("-smp", "8,sockets=2,cores=4,threads=1", "-m", "4096"),
         *("-kernel", str(image.kernel), "-initrd", str(image.initrd), "-append", kernel_options),

@@ -30,7 +30,7 @@ SOCKET = "/run/crater/node.sock"
 LOG = "/var/log/crater-node.log"
 PID_FILE = "/run/crater-node.pid"
 SERVICE_CGROUP = f"{CGROUP_ROOT}/system.slice/crater-io-daemon.service"
-START_SECONDS = 120
+START_SECONDS = 300
 """Patience for the daemon's start: importing its libraries takes many seconds when emulated."""
 
 
