@@ -35,8 +35,12 @@ START_SECONDS = 300
 
 
 def push_source(guest: Guest) -> None:
-    """Put the repository's own files at /opt/crater, in place of what was pushed before."""
-    guest.check(f"rm -rf {SOURCE}")
+    """Put the repository's own files at /opt/crater, in place of what was pushed before.
+
+    What Python has compiled stays, and is used where its source is the same: to compile the
+    daemon anew takes an emulated machine longer than all else at its start.
+    """
+    guest.check(f"mkdir -p {SOURCE} && find {SOURCE} -type f ! -path '*/__pycache__/*' -delete")
     guest.push([path for name in PUSHED if (path := REPOSITORY / name).exists()], SOURCE)
 
 
