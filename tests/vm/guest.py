@@ -145,9 +145,12 @@ class Guest:
         return result.stdout.strip()
 
     def wait_for(
-        self, condition: str, timeout: float = 120, *, what: str = "", interval: float = 0.2
+        self, condition: str, timeout: float = 120, *, what: str = "", interval: float = 0.5
     ) -> str:
-        """Repeat a bash condition in the guest until it holds; return its standard output then."""
+        """Repeat a bash condition in the guest until it holds; return its standard output then.
+
+        Each time costs an emulated machine dearly: four programs are started for it.
+        """
         seen = f"until seen=$( ( {condition}\n) 2>/dev/null )"
         loop = f'{seen}; do sleep {interval}; done; printf %s "$seen"'
         result = self.run(loop, timeout)
