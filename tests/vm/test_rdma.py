@@ -147,6 +147,7 @@ def test_a_user_with_enough_of_it_gets_rdma(guest: Guest, rdma: str, part: str) 
     a = start(guest, "a", limit_kib=256 << 10, peers={"b": b.address}, transport=rdma, send=[part])
     b.wait_for("keeps step-000000007.4711.0")
     a.wait_for("b by rdma")
+    assert same(guest, part, KEPT)
 
 
 @pytest.mark.parametrize(
