@@ -60,6 +60,11 @@ class Worker:
         except GuestError as error:
             raise GuestError(f"{error}\n{self.log()}") from error
 
+    def came_by(self) -> str:
+        """What it says of the transport to node b, once it does."""
+        self.wait_for("info peers: b by ")
+        return self.log().partition("info peers: b by ")[2].splitlines()[0]
+
     def kill(self) -> None:
         self.guest.check(f"kill -9 $(cat {PLACE}/{self.name}.pid); sleep 0.2")
 
@@ -106,7 +111,7 @@ def test_a_part_goes_to_the_partner_by_rdma(guest: Guest, rdma: str, part: str) 
     b = start(guest, "b", peers={}, transport=rdma)
     a = start(guest, "a", peers={"b": b.address}, transport=rdma, send=[part])
     b.wait_for("keeps step-000000007.4711.0")
-    a.wait_for("b by rdma")
+    assert a.came_by() == "rdma"
     assert same(guest, part, KEPT)
 
 
@@ -138,7 +143,7 @@ def test_a_user_who_may_lock_no_memory_gets_tcp(guest: Guest, rdma: str, part: s
     b = start(guest, "b", peers={}, transport=rdma)
     a = start(guest, "a", limit_kib=1024, peers={"b": b.address}, transport=rdma, send=[part])
     b.wait_for("keeps step-000000007.4711.0")
-    a.wait_for("b by tcp: RDMA device rxe0 can't be used")
+    assert a.came_by().startswith("tcp: RDMA device rxe0 can't be used: ")
     assert same(guest, part, KEPT)
 
 
@@ -146,7 +151,7 @@ def test_a_user_with_enough_of_it_gets_rdma(guest: Guest, rdma: str, part: str) 
     b = start(guest, "b", peers={}, transport=rdma)
     a = start(guest, "a", limit_kib=256 << 10, peers={"b": b.address}, transport=rdma, send=[part])
     b.wait_for("keeps step-000000007.4711.0")
-    a.wait_for("b by rdma")
+    assert a.came_by() == "rdma"
     assert same(guest, part, KEPT)
 
 
@@ -160,7 +165,7 @@ def test_a_partner_without_rdma_gets_tcp(
     b = start(guest, "b", peers={}, transport=theirs)
     a = start(guest, "a", peers={"b": b.address}, transport=rdma, send=[part])
     b.wait_for("keeps step-000000007.4711.0")
-    a.wait_for("b by tcp: the other node: " + reason)
+    assert a.came_by().startswith("tcp: the other node: " + reason)
     assert same(guest, part, KEPT)
 
 
@@ -168,4 +173,5 @@ def test_a_wrong_device_here_leads_to_tcp(guest: Guest, rdma: str, part: str) ->
     b = start(guest, "b", peers={}, transport=rdma)
     a = start(guest, "a", peers={"b": b.address}, transport="rdma:rxe0:1:99", send=[part])
     b.wait_for("keeps step-000000007.4711.0")
-    a.wait_for("b by tcp: RDMA device rxe0 can't be used")
+    assert a.came_by() == "tcp: RDMA device rxe0 can't be used: port 1 has no GID 99."
+    assert same(guest, part, KEPT)
