@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from crater_slurm.checkpoint.peers import frames, transport, verbs
@@ -239,6 +239,7 @@ def test_a_piece_longer_than_was_asked_for_or_than_a_slot_is_refused(
 VALUES = st.one_of(st.none(), st.integers(-1, 2**65), st.text(max_size=5))
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # however busy the machine
 @given(st.dictionaries(st.sampled_from(["address", "rkey", "slots", "slot_bytes"]), VALUES))
 def test_a_hostile_card_is_an_error(card: dict[str, object]) -> None:
     ours, theirs = socket.socketpair()
@@ -251,6 +252,51 @@ def test_without_pyverbs_the_reason_names_the_package(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "pyverbs", None)
     with pytest.raises(RdmaError, match="python3-pyverbs"):
         verbs.Endpoint(Carrier("rdma", "mlx5_0"))
+
+
+class Adapter:
+    """A device as pyverbs shows it, up to what an endpoint asks it first."""
+
+    def __init__(
+        self, state: int = 4, gid: str = "fe80:0000:0000:0000:0000:0000:0000:0001"
+    ) -> None:
+        self.state, self.gid, self.closed = state, gid, False
+
+    def query_port(self, port: int) -> Any:
+        return SimpleNamespace(state=self.state, lid=0, active_mtu=3)
+
+    def query_gid(self, port: int, index: int) -> str:
+        return self.gid
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize(
+    ("adapter", "reason"),
+    [
+        (Adapter(gid=":".join(8 * ["0000"])), "can't be used: port 1 has no GID 99."),
+        (Adapter(gid="::"), "can't be used: port 1 has no GID 99."),
+        (Adapter(state=1), "can't be used: port 1 is not active."),
+        (Adapter(), "can't be used: no memory."),
+    ],
+)
+def test_what_is_wrong_with_this_end_is_said_of_this_end(
+    monkeypatch: pytest.MonkeyPatch, adapter: Adapter, reason: str
+) -> None:
+    def no_domain(context: object) -> Any:
+        raise OSError("no memory")
+
+    fake = SimpleNamespace(
+        errors=(OSError,),
+        device=SimpleNamespace(Context=lambda name: adapter),
+        pd=SimpleNamespace(PD=no_domain),
+    )
+    monkeypatch.setattr(verbs, "Verbs", lambda: fake)
+    with pytest.raises(RdmaError) as raised:
+        verbs.Endpoint(Carrier("rdma", "mlx5_0", 1, 99))
+    assert str(raised.value) == f"RDMA device mlx5_0 {reason}"
+    assert adapter.closed
 
 
 def _arranged(

@@ -8,7 +8,9 @@
 How it works, from the outside to the inside:
 
     mirror.py       where this machine's apt has Debian from; no address is written down
-    image.py        a kernel, and a root image for each Slurm release; cached by the recipe's hash
+    parts.py        what is built once and kept, named by its recipe's hash
+    emulator.py     this machine's QEMU, or a newer one where its own would let guests panic
+    image.py        a kernel, and a root image for each Slurm release
     guest.py        `Guest`: a QEMU machine with two NUMA nodes and NVMe; run scripts, push files
     slurm.py        `slurm_up(guest, hooks)`: a one-node Slurm with cgroup v2; submit, wait, look
     node.py         `crater_node(guest, settings)`: this working tree's node daemon in the guest
@@ -28,9 +30,9 @@ without hooks, one for each test module; a module that wants hooks defines its o
             slurm.down()
 
 The machine is emulated, so everything is slow and no time measured in it says anything about
-hardware. Needed: root, and Debian's mmdebstrap, e2fsprogs and qemu-system-x86. Without them the
-tests are skipped, each with the reason; with CRATER_VM_REQUIRE=1 they fail instead. Images take
-1 GiB in CRATER_VM_CACHE (/var/cache/crater-vm), which may be removed at any time.
+hardware. Needed: root, and Debian's mmdebstrap and e2fsprogs. Without them the tests are skipped,
+each with the reason; with CRATER_VM_REQUIRE=1 they fail instead. Images take 1.2 GiB in
+CRATER_VM_CACHE (/var/cache/crater-vm), which may be removed at any time.
 """
 
 from __future__ import annotations

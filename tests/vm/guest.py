@@ -145,9 +145,12 @@ class Guest:
         return result.stdout.strip()
 
     def wait_for(
-        self, condition: str, timeout: float = 120, *, what: str = "", interval: float = 0.2
+        self, condition: str, timeout: float = 120, *, what: str = "", interval: float = 0.5
     ) -> str:
-        """Repeat a bash condition in the guest until it holds; return its standard output then."""
+        """Repeat a bash condition in the guest until it holds; return its standard output then.
+
+        Each time costs an emulated machine dearly: four programs are started for it.
+        """
         seen = f"until seen=$( ( {condition}\n) 2>/dev/null )"
         loop = f'{seen}; do sleep {interval}; done; printf %s "$seen"'
         result = self.run(loop, timeout)
@@ -222,7 +225,7 @@ def qemu_command(image: Image, console: Path, port: int) -> list[str]:
         f"root=/dev/vda rw console=ttyS0 quiet panic=-1 mitigations=off init={GUEST_HOME}/init.sh"
     )
     command = [
-        *("setpriv", "--pdeathsig", "KILL", "nice", "-n", "5", "qemu-system-x86_64"),
+        *("setpriv", "--pdeathsig", "KILL", "nice", "-n", "5", *image.emulator),
         *("-machine", "q35,i8042=off", "-accel", "tcg,thread=multi", "-cpu", "max,la57=off"),
         *("-smp", "8,sockets=2,cores=4,threads=1", "-m", "4096"),
         *("-kernel", str(image.kernel), "-initrd", str(image.initrd), "-append", kernel_options),

@@ -1,32 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds what a guest boots from: one kernel for all, and one root image for each Slurm release.
 
-Each part is made from a recipe that is data. The recipe's hash is in the part's name, so a part is
-never stale: whoever changes a package list or a guest script gets a new part at the next run, and
-the old one is dropped. A part appears under its name only when it is whole; two test runs at once
-wait for each other. Nothing here is downloaded but Debian packages, from the mirror of apt.
+Each is a part of the bed's cache; see parts.py for how those are named, built and kept.
 
     python3 -m tests.vm.image [RELEASE ...]     builds ahead of a test run
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import fcntl
-import hashlib
-import json
 import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from .emulator import emulator
 from .errors import BedUnavailableError
-from .mirror import debian_mirror, proxy_options
+from .parts import LEFT_OUT, Cache, debootstrap, default_cache, run
 
 GUEST_FILES = Path(__file__).with_name("guest_files")
 GUEST_HOME = "/usr/local/lib/crater-vm"
@@ -64,14 +57,12 @@ ROOT_PACKAGES = SLURM_PACKAGES + TOOL_PACKAGES + RDMA_PACKAGES + DAEMON_PACKAGES
 USERS = ("alice", "bob")
 """Real users with real shells: Slurm treats a user with a nologin shell in its own way."""
 
-UNUSED_IN_A_GUEST = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*")
 IMAGE_SIZE = "3G"
 NVME_SIZE_BYTES = 4 << 30
 
 TOOLS = {
     "mmdebstrap": "mmdebstrap",
     "mke2fs": "e2fsprogs",
-    "qemu-system-x86_64": "qemu-system-x86",
     "setpriv": "util-linux",
 }
 """The host's commands that are needed, and the Debian package of each."""
@@ -88,55 +79,8 @@ class Image:
     nvme: Path
     """An empty drive; every NVMe drive of every guest is a throwaway overlay of it."""
 
-
-@dataclasses.dataclass(frozen=True)
-class Cache:
-    """The folder of finished parts, each `KIND-HASH`."""
-
-    folder: Path
-
-    def part(self, kind: str, recipe: dict[str, Any], build: Callable[[Path], None]) -> Path:
-        """Return the part of that kind and recipe, built by `build(folder)` if it is not there."""
-        finished = self.folder / f"{kind}-{recipe_hash(recipe)}"
-        if finished.exists():
-            return finished
-        with self._lock():
-            if finished.exists():
-                return finished
-            self._drop(f"{kind}-*")
-            growing = self.folder / f"growing-{kind}"
-            growing.mkdir()
-            try:
-                build(growing)
-                growing.rename(finished)
-            finally:
-                self._drop(growing.name)
-        return finished
-
-    @contextlib.contextmanager
-    def _lock(self) -> Iterator[None]:
-        """Let one process build at a time; the leavings of one that was killed are swept first."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with open(self.folder / "lock", "w", encoding="ascii") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            self._drop("growing-*")
-            yield
-
-    def _drop(self, pattern: str) -> None:
-        """Remove parts, but never cross into a file system that a killed build left mounted."""
-        for path in self.folder.glob(pattern):
-            subprocess.run(["rm", "-rf", "--one-file-system", "--", path], check=False)
-
-
-def recipe_hash(recipe: dict[str, Any]) -> str:
-    """Return 12 hex digits that change with anything in the recipe."""
-    text = json.dumps(recipe, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def default_cache() -> Cache:
-    """Return the cache at $CRATER_VM_CACHE, else under /var/cache."""
-    return Cache(Path(os.environ.get("CRATER_VM_CACHE") or "/var/cache/crater-vm"))
+    emulator: tuple[str, ...] = ("qemu-system-x86_64",)
+    """The command that runs QEMU."""
 
 
 def require_tools() -> None:
@@ -172,7 +116,7 @@ def build_image(release: str, cache: Cache | None = None) -> Image:
     root_recipe = {
         "suite": SUITE_OF_RELEASE[release],
         "packages": ROOT_PACKAGES,
-        "left_out": UNUSED_IN_A_GUEST,
+        "left_out": LEFT_OUT,
         "users": USERS,
         "size": IMAGE_SIZE,
         "guest_files": guest_files,
@@ -185,7 +129,12 @@ def build_image(release: str, cache: Cache | None = None) -> Image:
     )
     nvme = cache.part("nvme", {"size": NVME_SIZE_BYTES}, _build_nvme)
     return Image(
-        release, kernel / "vmlinuz", kernel / "initrd", root / "root.img", nvme / "empty.img"
+        release,
+        kernel=kernel / "vmlinuz",
+        initrd=kernel / "initrd",
+        root=root / "root.img",
+        nvme=nvme / "empty.img",
+        emulator=emulator(cache),
     )
 
 
@@ -199,7 +148,7 @@ def _build_kernel(folder: Path) -> None:
         f" && echo MODULES=list > {settings}"
         f" && printf '%s\\n' {' '.join(INITRD_MODULES)} > {modules}"
     )
-    _debootstrap(KERNEL_SUITE, KERNEL_PACKAGES, tree, [f"--essential-hook={before_kernel}"])
+    debootstrap(KERNEL_SUITE, KERNEL_PACKAGES, tree, [f"--essential-hook={before_kernel}"])
     for name, pattern in {"vmlinuz": "vmlinuz-*", "initrd": "initrd.img-*"}.items():
         (found,) = (tree / "boot").glob(pattern)
         found.rename(folder / name)
@@ -211,7 +160,7 @@ def _build_root(folder: Path, release: str, kernel: Path, guest_files: dict[str,
     """Lay root.img in `folder`: Debian with Slurm, the kernel's modules, and the command agent."""
     tree = folder / "tree"
     users = " && ".join(f'chroot "$1" useradd -m -s /bin/bash {name}' for name in USERS)
-    _debootstrap(SUITE_OF_RELEASE[release], ROOT_PACKAGES, tree, [f"--customize-hook={users}"])
+    debootstrap(SUITE_OF_RELEASE[release], ROOT_PACKAGES, tree, [f"--customize-hook={users}"])
     _check_release(tree, release)
     shutil.copytree(kernel / "modules", tree / "usr/lib/modules", symlinks=True, dirs_exist_ok=True)
     home = tree / GUEST_HOME.lstrip("/")
@@ -219,36 +168,13 @@ def _build_root(folder: Path, release: str, kernel: Path, guest_files: dict[str,
     for name, text in guest_files.items():
         (home / name).write_text(text, encoding="utf-8")
         (home / name).chmod(0o755)
-    _run(["mke2fs", "-q", "-F", "-t", "ext4", "-d", tree, folder / "root.img", IMAGE_SIZE])
+    run(["mke2fs", "-q", "-F", "-t", "ext4", "-d", tree, folder / "root.img", IMAGE_SIZE])
     subprocess.run(["rm", "-rf", "--one-file-system", "--", tree], check=True)
 
 
 def _build_nvme(folder: Path) -> None:
     with open(folder / "empty.img", "wb") as drive:
         drive.truncate(NVME_SIZE_BYTES)
-
-
-def _debootstrap(suite: str, packages: Sequence[str], tree: Path, hooks: Sequence[str]) -> None:
-    """Install Debian packages into a new folder.
-
-    A suite under development may have a Release file past its date; its signature is still
-    verified, only its age is not.
-    """
-    apt_options = [
-        'Acquire::Check-Valid-Until "false"',
-        'APT::Install-Recommends "false"',
-        *proxy_options(),
-    ]
-    _run(
-        [
-            *("mmdebstrap", "--variant=minbase", "--mode=root"),
-            "--include=" + ",".join(packages),
-            *(f"--aptopt={option}" for option in apt_options),
-            *(f"--dpkgopt=path-exclude={pattern}" for pattern in UNUSED_IN_A_GUEST),
-            *hooks,
-            *(suite, tree, debian_mirror()),
-        ]
-    )
 
 
 def _check_release(tree: Path, release: str) -> None:
@@ -259,25 +185,6 @@ def _check_release(tree: Path, release: str) -> None:
         raise BedUnavailableError(
             f"Debian's {SUITE_OF_RELEASE[release]} carries Slurm {version} now, not {release}"
         )
-
-
-def _run(command: Sequence[str | Path]) -> None:
-    """Run a building command with low priority; its output is shown only where it failed."""
-    environment = os.environ | {
-        "PATH": os.environ["PATH"] + ":/usr/sbin:/sbin",
-        "LC_ALL": "C.UTF-8",
-    }
-    done = subprocess.run(
-        ["nice", "-n", "5", *command],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        last = "\n    ".join(done.stdout.splitlines()[-15:])
-        raise BedUnavailableError(f"{command[0]} failed with {done.returncode}:\n    {last}")
 
 
 def main(releases: Sequence[str]) -> int:

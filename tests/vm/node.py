@@ -30,13 +30,17 @@ SOCKET = "/run/crater/node.sock"
 LOG = "/var/log/crater-node.log"
 PID_FILE = "/run/crater-node.pid"
 SERVICE_CGROUP = f"{CGROUP_ROOT}/system.slice/crater-io-daemon.service"
-START_SECONDS = 120
+START_SECONDS = 300
 """Patience for the daemon's start: importing its libraries takes many seconds when emulated."""
 
 
 def push_source(guest: Guest) -> None:
-    """Put the repository's own files at /opt/crater, in place of what was pushed before."""
-    guest.check(f"rm -rf {SOURCE}")
+    """Put the repository's own files at /opt/crater, in place of what was pushed before.
+
+    What Python has compiled stays, and is used where its source is the same: to compile the
+    daemon anew takes an emulated machine longer than all else at its start.
+    """
+    guest.check(f"mkdir -p {SOURCE} && find {SOURCE} -type f ! -path '*/__pycache__/*' -delete")
     guest.push([path for name in PUSHED if (path := REPOSITORY / name).exists()], SOURCE)
 
 

@@ -8,63 +8,42 @@ on the NVMe drive, the destination lies on the guest's system disk.
 
 from __future__ import annotations
 
-import contextlib
-import copy
-import json
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
-from .binding_helpers import (
-    SETTINGS,
-    finish,
-    install_hooks,
-    node_state,
-    record,
-    running_daemon,
-    submit,
-    with_plan,
+from .binding_helpers import finish, install_hooks, node_state, record, with_plan
+from .checkpoint_helpers import (
+    FAR,
+    PATIENT_DAEMON,
+    Hanging,
+    alive,
+    daemon_with,
+    drive_of,
+    mapped,
+    mounted,
+    only,
+    saves,
+    train,
+    verify,
+    worker,
+    written_bytes,
 )
 from .guest import Guest
 from .image import GUEST_FILES
 from .node import BED, NodeDaemon, push_source
 from .slurm import Slurm, slurm_up
 
-MOUNT = "/crater-cache"
-FAR = "/srv/far"
-"""Where checkpoints go: a folder of each user on another file system than the cache."""
-
 MIB = 1 << 20
 STATE_MIB = 16
-HALF = ("--ntasks=1", "--cpus-per-task=4", "--gres=gpu:a100:2", "--gres-flags=enforce-binding")
-MEMORY = "--mem=500M"
 NODE_OF_CORES = {(0, 1, 2, 3): "0", (4, 5, 6, 7): "1"}
-
-#: The emulated machine gets more time than a node would, as the jobs' own trainer.py does.
-PATIENT_DAEMON = """\
-import sys
-from crater_slurm.node import cache, holdings, main, quota
-
-cache._PATIENCE_SECONDS = holdings._PATIENCE_SECONDS = quota._PATIENCE_SECONDS = 30.0
-sys.exit(main.main())
-"""
-
-
-def settings(**checkpoints: Any) -> dict[str, Any]:
-    """The daemon's settings, with the NVMe drive as its cache."""
-    changed = copy.deepcopy(SETTINGS)
-    changed["node"]["cache"] = {"mount_point": MOUNT, "require_mount": True}
-    changed["node"]["checkpoints"] = checkpoints
-    return changed
 
 
 @pytest.fixture(scope="module")
 def drive(guest: Guest) -> str:
-    """The device of the NVMe drive at NUMA node 0."""
-    name = guest.check("basename $(dirname $(grep -l CRATER0 /sys/class/nvme/*/serial))/nvme*n1")
-    return f"/dev/{name}"
+    """The drive of the cache."""
+    return drive_of(guest, 0)
 
 
 @pytest.fixture(scope="module")
@@ -81,79 +60,6 @@ def slurm(guest: Guest) -> Iterator[Slurm]:
     guest.check(f"rm -rf {FAR}")
 
 
-@contextlib.contextmanager
-def mounted(guest: Guest, device: str) -> Iterator[None]:
-    """A fresh XFS of a device as the cache."""
-    guest.check(
-        f"mkfs.xfs -q -f {device} && mkdir -p {MOUNT}"
-        f" && mount -o prjquota {device} {MOUNT} && chmod 711 {MOUNT}"
-    )
-    try:
-        yield
-    finally:
-        guest.wait_for(f"umount {MOUNT} || ! mountpoint -q {MOUNT}", 60, interval=1)
-        guest.check(f"wipefs -qa {device} || true")
-
-
-@contextlib.contextmanager
-def daemon_with(guest: Guest, **checkpoints: Any) -> Iterator[NodeDaemon]:
-    """The node daemon with these settings of checkpoints; its workers end with the block."""
-    with running_daemon(guest, settings(**checkpoints), "patient_daemon") as daemon:
-        yield daemon
-
-
-def train(slurm: Slurm, script: str, plan: str = "", user: str = "alice") -> int:
-    """Submit a job that runs a Python script on half of the node; without a plan a small one."""
-    options = (*HALF, MEMORY, plan) if plan else ("--mem=100M",)
-    code = f"from trainer import *\n{script}\n"
-    return submit(
-        slurm,
-        f"export PYTHONPATH=${{PYTHONPATH:-$(echo /run/crater/job/*)}}:{BED}\n"
-        f"python3 - <<'END'\n{code}END",
-        *options,
-        user=user,
-    )
-
-
-def reports(output: str) -> list[dict[str, Any]]:
-    """What trainer.py reported, in its order."""
-    return [json.loads(line) for line in output.splitlines() if line.startswith('{"what"')]
-
-
-def only(output: str, what: str) -> dict[str, Any]:
-    """The one report of a kind."""
-    (found,) = (one for one in reports(output) if one["what"] == what)
-    return found
-
-
-def saves(output: str) -> list[tuple[int, str, str | None]]:
-    """Step, way and error of each save."""
-    found = [one for one in reports(output) if one["what"] == "save"]
-    assert all(one["done"] for one in found)
-    return [(one["step"], one["how"], one["error"]) for one in found]
-
-
-def verify(guest: Guest, folder: str, user: str = "alice") -> str:
-    """What `verify` of the jobs' own module says of a step's folder."""
-    job = "PYTHONPATH=$(echo /run/crater/job/*) python3 -m crater_slurm.job.checkpoint"
-    return guest.check(f"cd / && {job} verify {folder}", user=user)
-
-
-def worker(guest: Guest, job: int) -> int:
-    """The process of a job's worker, by the daemon's record."""
-    return int(record(guest, job)["checkpoints"]["worker"]["pid"])
-
-
-def alive(pid: int) -> str:
-    """Bash: whether a process is there and is no zombie."""
-    return f"grep -q '^State:.[^ZX]' /proc/{pid}/status"
-
-
-def written_bytes(guest: Guest, device: str) -> int:
-    """Bytes that were written to a drive since the start of the machine."""
-    return int(guest.check(f"awk '{{print $7}}' /sys/block/{device.split('/')[-1]}/stat")) * 512
-
-
 @pytest.fixture(scope="class")
 def daemon(guest: Guest, slurm: Slurm, drive: str) -> Iterator[NodeDaemon]:
     """A node daemon that the tests of a class leave alive, with the drive as its cache."""
@@ -167,6 +73,21 @@ def go(guest: Guest) -> Iterator[str]:
     path = f"/tmp/go-{time.monotonic_ns()}"
     yield path
     guest.check(f"touch {path}-{{1,2,3,4}}")
+
+
+@pytest.fixture
+def hanging(guest: Guest) -> Iterator[Hanging]:
+    """The drive at NUMA node 1 as alice's destination."""
+    place = "/srv/hanging"
+    with mapped(guest, drive_of(guest, 1), "far"):
+        guest.check(
+            f"mkfs.xfs -q -f /dev/mapper/far && mkdir -p {place} && mount /dev/mapper/far {place}"
+            f" && install -d -o alice -g alice {place}/alice"
+        )
+        made = Hanging(guest, f"{place}/alice")
+        yield made
+        made.end()  # of one that does not hang it is nothing
+        guest.wait_for(f"umount {place}", 60, interval=1)
 
 
 class TestJobs:
@@ -277,49 +198,47 @@ class TestJobs:
         for step in (1, 2, 3):
             assert verify(guest, f"{FAR}/alice/{job}/step-{step:09}").endswith(": good")
 
-
-class TestAfterTheJob:
-    def test_epilog_returns_and_the_slow_flush_goes_on(
-        self, guest: Guest, slurm: Slurm, drive: str
+    def test_epilog_returns_while_the_flush_hangs_and_the_flush_goes_on(
+        self, guest: Guest, slurm: Slurm, daemon: NodeDaemon, go: str, hanging: Hanging
     ) -> None:
-        with mounted(guest, drive), daemon_with(guest, rate_mb_s=0.5):
-            job = train(
-                slurm,
-                "begin()\nsave(1)",
-                with_plan(guest, gpus=2, checkpoint=f"{FAR}/alice/%j"),
-            )
-            done = finish(slurm, job)
-            assert saves(done.output) == [(1, "ring", None)]
-            guest.wait_for('[ "$(sinfo -h -o %T)" = idle ]', 120, what="Epilog's end")
-            kept, pid = record(guest, job), worker(guest, job)
-            step = f"{FAR}/alice/{job}/step-000000001"
-            guest.check(f"[ ! -e {step}/manifest-00000.json ] && {alive(pid)}")
-            assert kept["phase"] == "ended"
-            assert "slurm" not in guest.read(f"/proc/{pid}/cgroup")
-            guest.wait_for(f"[ -e {step}/manifest-00000.json ]", 300, interval=1)
-            assert verify(guest, step) == f"{step.split('/')[-1]}: good"
-            assert guest.check(f"stat -c %U {step}/*") == "alice\nalice\nalice"
-            guest.wait_for(f"! {alive(pid)}", 120, what="the worker's end")
-            assert node_state(guest) == "idle none"
+        """The destination answers nothing from before the save until long after the job."""
+        job = train(
+            slurm,
+            f"begin()\nopen('{go}-1', 'w')\nuntil('{go}-2')\nsave(1)",
+            with_plan(guest, gpus=2, checkpoint=f"{hanging.folder}/%j"),
+        )
+        guest.wait_for(f"[ -e {go}-1 ] || [ -e /var/tmp/end-{job} ]", 300)
+        hanging.begin()
+        guest.check(f"touch {go}-2")
+        done = finish(slurm, job)
+        assert saves(done.output) == [(1, "ring", None)]
+        guest.wait_for('[ "$(sinfo -h -o %T)" = idle ]', 120, what="Epilog's end")
+        kept, pid = record(guest, job), worker(guest, job)
+        assert kept["phase"] == "ended"
+        assert "slurm" not in guest.read(f"/proc/{pid}/cgroup")
+        step = f"{hanging.folder}/{job}/step-000000001"
+        guest.check(f"[ ! -e {step}/manifest-00000.json ] && {alive(pid)}")
+        assert verify(guest, f"{kept['folders']['checkpoint']}/step-000000001").endswith(": good")
+
+        hanging.end()
+        guest.wait_for(f"[ -e {step}/manifest-00000.json ]", 300, interval=1)
+        assert verify(guest, step) == "step-000000001: good"
+        assert guest.check(f"stat -c %U {step}/*") == "alice\nalice\nalice"
+        guest.wait_for(f"! {alive(pid)}", 120, what="the worker's end")
+        assert node_state(guest) == "idle none"
 
 
 class TestFaultyDisk:
     """The NVMe drive below device-mapper, which then answers every request with an error."""
 
-    @pytest.fixture
-    def mapped(self, guest: Guest, drive: str) -> Iterator[str]:
-        guest.check("modprobe dm-mod")
-        size = int(guest.check(f"blockdev --getsz {drive}"))
-        made = f"dmsetup create crater --table '0 {size} linear {drive} 0'"
-        guest.check(f"{made} && dmsetup mknodes crater")  # there is no udev
-        yield f"0 {size} error"
-        guest.wait_for("dmsetup remove crater", 60)
-        guest.check("rm -f /dev/mapper/crater")
-
     def test_trainer_is_told_and_goes_on(
-        self, guest: Guest, slurm: Slurm, mapped: str, go: str
+        self, guest: Guest, slurm: Slurm, drive: str, go: str
     ) -> None:
-        with mounted(guest, "/dev/mapper/crater"), daemon_with(guest) as daemon:
+        with (
+            mapped(guest, drive, "crater") as size,
+            mounted(guest, "/dev/mapper/crater"),
+            daemon_with(guest) as daemon,
+        ):
             job = train(
                 slurm,
                 f"begin()\nsave(1)\nflushed(1)\nopen('{go}-1', 'w')\nuntil('{go}-2')\n"
@@ -328,7 +247,7 @@ class TestFaultyDisk:
             )
             guest.wait_for(f"[ -e {go}-1 ] || [ -e /var/tmp/end-{job} ]", 300)
             guest.check(
-                f"dmsetup suspend --nolockfs crater && dmsetup load crater --table '{mapped}'"
+                f"dmsetup suspend --nolockfs crater && dmsetup load crater --table '0 {size} error'"
                 f" && dmsetup resume crater && touch {go}-2"
             )
             done = finish(slurm, job)

@@ -10,15 +10,18 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from . import alloc
+from . import alloc, emulator
+from .emulator import PROGRAM
 from .errors import BedUnavailableError, GuestError
 from .guest import Guest, qemu_command
-from .image import GUEST_FILES, SUITE_OF_RELEASE, Cache, Image, recipe_hash
+from .image import GUEST_FILES, SUITE_OF_RELEASE, Image
 from .mirror import codename, mirror_of_suite, proxy_options
+from .parts import Cache, recipe_hash
 from .slurm import Hooks, parse_record, slurm_conf, step_folder
 
 TARGETS = [
@@ -82,6 +85,51 @@ class TestCache:
     def test_hash_depends_on_content_and_not_on_order(self) -> None:
         assert recipe_hash({"a": 1, "b": 2}) == recipe_hash({"b": 2, "a": 1})
         assert recipe_hash({"a": 1}) != recipe_hash({"a": 2})
+
+
+class TestEmulator:
+    @pytest.fixture
+    def own(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], None]:
+        """Lets this machine have only a QEMU that says so when it is asked for its version."""
+        monkeypatch.setenv("PATH", str(tmp_path))
+
+        def says(text: str) -> None:
+            (tmp_path / PROGRAM).write_text(f"#!/bin/sh\necho '{text}'\n")
+            (tmp_path / PROGRAM).chmod(0o755)
+
+        return says
+
+    @pytest.mark.parametrize("version", ["8.1.0 (v8.1.0)", "8.2.2 (Debian 1:8.2)", "10.0.13"])
+    def test_of_this_machine_is_used_where_it_is_sound(
+        self, own: Callable[[str], None], tmp_path: Path, version: str
+    ) -> None:
+        own(f"QEMU emulator version {version}")
+        assert emulator.emulator(Cache(tmp_path / "cache")) == (PROGRAM,)
+        assert not (tmp_path / "cache").exists()
+
+    @pytest.mark.parametrize("version", ["QEMU emulator version 7.2.22 (Debian)", "8", "?", None])
+    def test_else_one_is_kept_that_runs_from_its_own_folder(
+        self,
+        own: Callable[[str], None],
+        monkeypatch: pytest.MonkeyPatch,
+        tmp_path: Path,
+        version: str | None,
+    ) -> None:
+        if version:
+            own(version)
+        built = []
+        monkeypatch.setattr(
+            emulator,
+            "debootstrap",
+            lambda suite, packages, tree: (tree.mkdir(), built.append((suite, packages))),
+        )
+        for _ in range(2):
+            command = emulator.emulator(Cache(tmp_path / "cache"))
+        assert built == [("trixie", ("qemu-system-x86", "seabios"))]
+        (tree,) = (tmp_path / "cache").glob("qemu-*/tree")
+        assert command[0] == "env"
+        assert all(word.startswith(("-", str(tree))) for word in command[2:])
+        assert f"{tree}/usr/bin/{PROGRAM}" in command
 
 
 class TestMachine:

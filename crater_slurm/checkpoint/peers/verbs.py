@@ -172,9 +172,16 @@ class Endpoint:
         context = self._keep(verbs.device.Context(name=carrier.device))
         port = context.query_port(carrier.port)
         if port.state != _ACTIVE:
-            raise RdmaError(f"Port {carrier.port} of {carrier.device} is not active.")
+            raise RdmaError(
+                f"RDMA device {carrier.device} can't be used: port {carrier.port} is not active."
+            )
         self.lid, self.mtu = port.lid, port.active_mtu
         self.gid = str(context.query_gid(carrier.port, carrier.gid_index))
+        if not set(self.gid) - set("0:"):  # a free place of the table: no error to rdma-core
+            raise RdmaError(
+                f"RDMA device {carrier.device} can't be used: port {carrier.port} has no GID"
+                f" {carrier.gid_index}."
+            )
         domain = self._keep(verbs.pd.PD(context))
         self.incoming = self._keep(Slots(verbs, domain, carrier, remote=True))
         self.outgoing = self._keep(Slots(verbs, domain, carrier, remote=False))
