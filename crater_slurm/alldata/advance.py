@@ -14,6 +14,7 @@ from typing import Any
 
 from crater_slurm.alldata import payload
 from crater_slurm.alldata.ends import Ends
+from crater_slurm.alldata.flushed import Part, with_part
 from crater_slurm.alldata.states import State, Step, between, steps
 from crater_slurm.config.alldata import AllData
 from crater_slurm.errors import SlurmError
@@ -165,27 +166,33 @@ class Advancer:
             layout = tuple(JobNode(name, ()) for name in hostlist.expand(seen.nodes))
         return payload.node_resources(layout, reports)
 
-    def flushed(self, task: StoredTask, grant: Mapping[str, Any]) -> bool:
-        """Tell that a checkpoint reached its destination; False when the task has changed."""
-        told = {
-            key: value if not isinstance(value, str) else payload.plain(value)
-            for key, value in grant.items()
-            if isinstance(value, str | int | float) and len(key) <= 64
-        }
+    def flushed(self, task: StoredTask, one: Part, happened: float) -> bool:
+        """Note that a node's part of a checkpoint reached the destination, and tell it when it was
+        the last one. False when the task has changed meanwhile."""
+        resources, whole = with_part(task.resources, one)
+        if resources == task.resources:
+            return True
         now = self._clock()
-        one = payload.callback(
-            task,
-            State.FLUSHED,
-            sequence=task.sequence + 1,
-            happened=now,
-            now=now,
-            delivery=self.delivery,
-            restarts=task.restarts,
-            nodes=task.resources.get("nodes"),
-            more={"checkpoint": told},
-        )
-        done = self._open_store().change_task(task, {"changed": now}, [one])
-        self._written()
+        callbacks = []
+        if whole is not None:
+            callbacks.append(
+                payload.callback(
+                    task,
+                    State.FLUSHED,
+                    sequence=task.sequence + 1,
+                    happened=min(happened, now),
+                    now=now,
+                    delivery=self.delivery,
+                    restarts=task.restarts,
+                    nodes=task.resources.get("nodes"),
+                    more={"checkpoint": whole},
+                )
+            )
+        change = {"resources": resources, "changed": now}
+        done = self._open_store().change_task(task, change, callbacks)
+        if done and callbacks:
+            _log.info("task %s (job %s): flushed %s", task.task_id, task.job_id, one.key)
+            self._written()
         return done
 
 

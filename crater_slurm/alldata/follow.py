@@ -20,6 +20,8 @@ from typing import Any
 
 from crater_slurm.alldata.advance import Advancer, with_report
 from crater_slurm.alldata.budget import Budget
+from crater_slurm.alldata.flushed import part
+from crater_slurm.alldata.states import State
 from crater_slurm.config.alldata import AllData
 from crater_slurm.errors import CraterError, SlurmError, StoreError
 from crater_slurm.slurm import job_states
@@ -66,6 +68,7 @@ class Follower:
         self._budget = Budget(settings.looks_per_minute / 60.0, settings.looks_per_minute, clock)
         self._reports: queue.Queue[Mapping[str, Any]] = queue.Queue(_MOST_REPORTS)
         self._rests_until: dict[str, float] = {}
+        self._flushing = threading.Lock()
         self._stop = threading.Event()
         self.problem = ""
         self.looks = 0
@@ -133,10 +136,6 @@ class Follower:
             if task is None or report["time"] < task.created - 60:
                 return
             phase = str(report["phase"])
-            if phase == "flushed":
-                if self._advancer.flushed(task, report["grant"]):
-                    return
-                continue
             if task.settled:
                 return
             known = with_report(task.resources, str(report["node"]), report["grant"])
@@ -144,6 +143,39 @@ class Follower:
                 wait = _TASK_SECONDS if phase == "prolog" else 0.0
                 store.look_again(task.number, self._clock() + wait, sooner=True)
                 return
+
+    def note_flushed(self, report: Mapping[str, Any]) -> None:
+        """Keep and tell that a node's part of a checkpoint is at its destination; also of a task
+        that has ended. At once, in the caller's thread: after it the node forgets it.
+
+        Raises StoreError, also when others change the task again and again.
+        """
+        one = part(str(report["node"]), report["grant"])
+        if one is None:
+            _log.warning("job %s: its flushed checkpoint is not told right", report["job_id"])
+            return
+        store, job_id = self._open_store(), int(report["job_id"])
+        found = store.task_of_job(job_id)
+        if found is None or report["time"] < found.created - 60:
+            return
+        self._before_flushed(found)
+        with self._flushing:  # all nodes of a large job come at once
+            for _ in range(_TRIES):
+                task = store.task_of_number(found.number)
+                if task is None or self._advancer.flushed(task, one, float(report["time"])):
+                    return
+        raise StoreError(f"the task of job {job_id} changes again and again")
+
+    def _before_flushed(self, task: StoredTask) -> None:
+        """That the job runs is told before its checkpoint, though a node may be faster."""
+        if task.settled or task.state == State.RUNNING or not self._budget.take():
+            return
+        assert task.job_id is not None
+        self.looks += 1
+        try:
+            self._advancer.apply(task, job_states.one(self._client, task.job_id))
+        except SlurmError as error:
+            _log.info("job %d can't be asked for before its flush: %s", task.job_id, error)
 
     # What Slurm says
 
