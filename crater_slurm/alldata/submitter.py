@@ -126,7 +126,8 @@ def submitter(settings: Settings, client: Client) -> SbatchSubmitter:
     def script(task: Task) -> str:
         from crater_slurm.alldata.batch import render
 
-        return render(task, settings.submit).script
+        # What the filter will not ask Slurm for, the script asks for itself.
+        return render(task, settings.submit, enforced=settings.filter.mode == "enforce").script
 
     return SbatchSubmitter(
         client,

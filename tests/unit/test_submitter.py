@@ -14,11 +14,13 @@ import pytest
 from task_samples import llama
 
 from crater_slurm.alldata import run_as
+from crater_slurm.alldata import submitter as submitter_module
 from crater_slurm.alldata.batch import render
 from crater_slurm.alldata.run_as import Account, RunAs, UserError
 from crater_slurm.alldata.submission import AwayError, DoubtError, RefusedError
 from crater_slurm.alldata.submitter import SbatchSubmitter
 from crater_slurm.alldata.task import Task, parse
+from crater_slurm.config.settings import Settings
 from crater_slurm.config.submit import Submit
 from crater_slurm.errors import ConfigError, SlurmError, UsageError
 from crater_slurm.slurm import job_search
@@ -82,6 +84,22 @@ def run_fingerprint(task: Task) -> str:
     from crater_slurm.alldata.task import fingerprint
 
     return fingerprint(task)
+
+
+@pytest.mark.parametrize(
+    ("mode", "asks"), [("enforce", False), ("observe", True), ("advise", True), ("off", True)]
+)
+def test_a_script_asks_slurm_itself_for_what_the_filter_will_not(
+    monkeypatch: pytest.MonkeyPatch, mode: str, asks: bool
+) -> None:
+    sbatch = Sbatch()
+    made = submitter_module.submitter(Settings(filter={"mode": mode}), Client())
+    monkeypatch.setattr(made, "_execute", sbatch)
+    monkeypatch.setattr(made, "_become", RunAs("", euid=lambda: ALICE.uid))
+    made.submit(TASK, ALICE, "ab12")
+    script = sbatch.how["stdin"]
+    assert ("#SBATCH --gres=gpu:2" in script) is asks
+    assert " gpus=2 gpu-memory=16GiB\n" in script
 
 
 def test_a_service_user_asks_sudo_for_one_command(monkeypatch: pytest.MonkeyPatch) -> None:
