@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from crater_slurm.alldata import payload
@@ -56,8 +56,15 @@ class Advancer:
         """What a new callback begins as."""
         return "waiting" if self._settings.callback.url else "off"
 
-    def apply(self, task: StoredTask, seen: JobState | None) -> None:
-        """Bring a task to what Slurm says of its job; None is that it says nothing of it."""
+    def expect(self, forgotten: Sequence[int]) -> None:
+        """Ask for the records of jobs that slurmctld does not know, before ``apply``."""
+        self._ends.fetch(forgotten)
+
+    def apply(self, task: StoredTask, seen: JobState | None) -> float | None:
+        """Bring a task to what Slurm says of its job; None is that it says nothing of it.
+
+        The time at which it is to be looked after again, where nothing has become of it.
+        """
         now = self._clock()
         if seen is not None and not _is_of(task, seen):
             seen = None  # Slurm's ids began again: this is somebody else's job
@@ -65,30 +72,25 @@ class Advancer:
             seen = self._ends.of(task, now)
             if seen is None:
                 self._mark_gone(task, now)
-                return
+                return None
         if between(seen):
-            self._later(task, now + _SOON_SECONDS)
-            return
+            return now + _SOON_SECONDS
         if seen.restarts > task.restarts:
             gone = self._ends.was_preempted(seen.job_id, seen.restarts - 1)
             seen = dataclasses.replace(seen, preempted=gone)
         todo = steps(State(task.state), task.restarts, seen)
         if not todo:
-            self._later(task, now + self._settings.look_seconds)
-            return
+            return now + self._settings.look_seconds
         if self._cpuset_is_coming(task, todo, seen, now):
-            self._later(task, now + _SOON_SECONDS)
-            return
+            return now + _SOON_SECONDS
         self._advance(task, todo, seen, now)
+        return None
 
     def _mark_gone(self, task: StoredTask, now: float) -> None:
         """Once may be an accident of a restart; the second time it is looked up for good."""
         gone = dict(task.resources) | {"gone": now}
         change = {"resources": gone, "changed": now, "look": now + self._settings.look_seconds}
         self._open_store().change_task(task, change)
-
-    def _later(self, task: StoredTask, at: float) -> None:
-        self._open_store().look_again(task.number, at)
 
     def _cpuset_is_coming(
         self, task: StoredTask, todo: Iterable[Step], seen: JobState, now: float

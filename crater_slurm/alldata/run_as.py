@@ -6,6 +6,7 @@ command; whoever is the user runs it. Anything else is refused before anything i
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import subprocess
@@ -91,19 +92,36 @@ def run(
     words: Sequence[str], *, stdin: str, seconds: float, env: Mapping[str, str], **how: Any
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end. Raises OSError, subprocess.TimeoutExpired."""
-    return subprocess.run(
+    process = subprocess.Popen(
         list(words),
-        input=stdin,
-        capture_output=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
         encoding="utf-8",
         errors="replace",
-        timeout=seconds,
         env=dict(env),
         cwd="/",
         umask=0o022,
         **how,
     )
+    try:
+        out, err = process.communicate(stdin, timeout=seconds)
+    except BaseException:
+        _abandon(process)
+        raise
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def _abandon(process: subprocess.Popen[str]) -> None:
+    """End a command, or leave it alone: sudo is root's, and we may not be allowed to end it."""
+    with contextlib.suppress(PermissionError):
+        process.kill()
+        process.wait()
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        if pipe:
+            with contextlib.suppress(OSError):
+                pipe.close()
 
 
 def _name_of(uid: int) -> str:

@@ -458,6 +458,61 @@ def test_a_question_that_takes_long_is_asked_more_rarely(store: Store, world: Wo
     assert world.asked("squeue") == 2
 
 
+def test_an_answer_is_good_for_all_of_a_user_s_tasks(store: Store, world: World) -> None:
+    """Also where they are more than are read at once, or would be due a little later."""
+    for i in range(2300):
+        add_job(store, f"t{i}", 1000 + i, look=NOW + i / 100)
+        world.slurm.set(1000 + i, "PENDING")
+    world.look(10)
+    assert world.asked("squeue") == 1
+    for _ in range(20):
+        world.look(1)
+    assert world.asked("squeue") == 1
+    world.look(60)
+    assert world.asked("squeue") == 2
+
+
+def test_news_of_many_jobs_do_not_ask_after_all_of_them_all_the_time(
+    store: Store, world: World
+) -> None:
+    for i in range(40):
+        add_job(store, f"t{i}", 1000 + i)
+        world.slurm.set(1000 + i, "PENDING")
+    world.took = 1.0
+    world.look()
+    for second in range(19):
+        for i in range(20):
+            world.report("epilog", job=1000 + i)
+        world.look(1)
+        assert world.asked("squeue") == 1 + 10 * (second + 1), "one by one, ten at a time"
+    for i in range(20):
+        world.report("epilog", job=1000 + i)
+    world.look(1)
+    assert [words for words in world.slurm.asked if "--user" in words][1:], "all in one again"
+
+
+def test_many_forgotten_jobs_are_one_question_to_slurmdbd(store: Store, world: World) -> None:
+    world.slurm.accounting = True
+    for i in range(30):
+        add_job(store, f"t{i}", 1000 + i)
+        about = {"user": "alice", "word": "COMPLETED", "submitted": NOW - 10, "started": NOW}
+        world.slurm.records[1000 + i] = about | {"ended": NOW + 5, "nodes": "n1", "code": "0:0"}
+    world.look()
+    assert (world.asked("squeue"), world.asked("sacct")) == (1, 1)
+    assert world.told("t7") == ["scheduled", "running", "completed"]
+
+
+def test_tasks_that_wait_for_their_job_hide_no_others(store: Store, world: World) -> None:
+    for i in range(1200):
+        add_job(store, f"w{i}", job_id=None, state="submitting")  # type: ignore[arg-type]
+    add_job(store, "t1", 7, look=NOW + 1)
+    world.slurm.set(7, "RUNNING", **RUNNING)
+    world.look(2)
+    world.look(1)
+    assert world.told() == ["scheduled", "running"]
+    assert len(world.recovered) == 1200
+
+
 def test_single_questions_are_counted(store: Store) -> None:
     world = World(store, looks_per_minute=3)
     for i in range(8):

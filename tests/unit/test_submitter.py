@@ -147,7 +147,12 @@ def test_root_and_system_users_are_never_submitted_as() -> None:
          "operation\n", DoubtError, "timed out"),
         (1, "", "sbatch: error: Zero Bytes were transmitted or received\n", DoubtError, "Zero"),
         (1, "", "sudo: a password is required\n", AwayError, "sudoers line is in docs/api.md"),
+        (1, "", "sudo: unable to resolve host ctl: Name or service not known\nsbatch: error: Batch "
+         "job submission failed: Invalid qos specification\n", RefusedError, "Invalid qos"),
+        (1, "", "sudo: unable to resolve host ctl: Name or service not known\nsbatch: error: Batch "
+         "job submission failed: Socket timed out on send/recv operation\n", DoubtError, "timed"),
         (-9, "", "", DoubtError, "ended with -9"),
+        (137, "", "Killed\n", DoubtError, "Killed"),
         (0, "", "", DoubtError, "names no job"),
         (0, "Submitted batch job 7\n", "", DoubtError, "names no job"),
     ],
@@ -167,6 +172,28 @@ def test_an_sbatch_that_hangs_is_a_doubt_and_one_that_is_not_there_is_none() -> 
     sbatch.error = FileNotFoundError(2, "No such file or directory")
     with pytest.raises(AwayError, match="sbatch can't be run: No such file"):
         submitter(sbatch).submit(TASK, ALICE, "ab12")
+
+
+def test_a_command_that_may_not_be_ended_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As sudo is by a service user."""
+    left: list[subprocess.Popen[str]] = []
+
+    def forbidden(process: subprocess.Popen[str]) -> None:
+        left.append(process)
+        raise PermissionError(1, "Operation not permitted")
+
+    kill = subprocess.Popen.kill
+    monkeypatch.setattr(subprocess.Popen, "kill", forbidden)
+    how = {"seconds": 0.05, "env": {"PATH": os.environ["PATH"]}}
+    with pytest.raises(subprocess.TimeoutExpired):
+        run_as.run(["sleep", "600"], stdin="x" * 1_000_000, **how)
+    monkeypatch.undo()
+    (process,) = left
+    assert process.poll() is None
+    kill(process)
+    process.wait()
+    with pytest.raises(subprocess.TimeoutExpired):
+        run_as.run(["sleep", "600"], stdin="", **how)
 
 
 def test_a_cluster_s_name_behind_the_id_is_understood() -> None:
