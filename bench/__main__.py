@@ -9,6 +9,7 @@ import sys
 from bench import (
     daemon,
     decision,
+    following,
     hooks,
     memory,
     peers,
@@ -25,6 +26,7 @@ ALL = {
     "decision": decision.run,
     "submit": submit.run,
     "submissions": submissions.run,
+    "following": following.run,
     "hooks": hooks.run,
     "scan": scan.run,
     "probe": probe.run,
@@ -34,7 +36,7 @@ ALL = {
     "real": real.run,
 }
 #: Take a quarter of an hour and more, so they run when asked for by name.
-LONG = {"placement", "real", "submissions"}
+LONG = {"placement", "real", "submissions", "following"}
 #: Take options of their own.
 WITH_OPTIONS = {"submissions", "following"}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shutil
 import sys
@@ -36,8 +37,12 @@ _CONF = {
     "alldata": {"submit_as": {"bench": "alice"}},
     "scheduler": {"refresh_seconds": 30, "requests_per_second": 10_000, "requests_burst": 10_000},
 }
-#: Slurm's own defaults, which a lab shortens.
-_SLURM = {"SchedulerParameters": "sched_interval=60,bf_interval=30", "SlurmctldDebug": "error"}
+#: Slurm's own defaults, which a lab shortens, and what its guide to high throughput says: without
+#: ``defer`` each submission is also an attempt to start the job on 10,000 nodes.
+_SLURM = {
+    "SchedulerParameters": "defer,sched_interval=60,bf_interval=30",
+    "SlurmctldDebug": "error",
+}
 
 
 def run(arguments: Sequence[str] = ()) -> None:
@@ -45,6 +50,7 @@ def run(arguments: Sequence[str] = ()) -> None:
     parser.add_argument("--rate", type=float, default=200)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--nodes", type=int, default=10_000)
+    parser.add_argument("--gpus", type=int, default=0, help="of each task")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
         inventory = Path(folder) / "large.yaml"
@@ -66,35 +72,41 @@ def run(arguments: Sequence[str] = ()) -> None:
 
 
 def _measure(lab: Lab, rate: float, count: int, options: argparse.Namespace) -> None:
-    bodies = [_task(f"api-{number}") for number in range(count)]
+    bodies = [_task(f"api-{number}", options.gpus) for number in range(count)]
     token = lab.run(
-        [sys.executable, "-m", "crater_slurm.cli.main", "tokens", "create", "bench",
+        [sys.executable, "-m", "crater_slurm.cli", "tokens", "create", "bench",
          "--client", "bench"],
         user="root", machine_side=True, check=True,
     ).stdout.strip()  # fmt: skip
+    assert token.startswith("crt_"), token
     _send(lab, "api", {"items": [_task(f"warm-{n}") for n in range(20)], "rate": 5, "token": token})
+    scripts = [_script(f"cli-{number}", options.gpus) for number in range(count)]
     cases = {
         "through the API": ("api", {"items": bodies, "token": token}),
-        "plain sbatch": ("sbatch", {"items": [_script(f"cli-{n}") for n in range(count)]}),
+        "plain sbatch": (
+            "sbatch",
+            {"items": scripts},
+        ),
     }
     outcomes = {}
     for title, (way, spec) in cases.items():
         _empty(lab)
-        outcomes[title] = _Outcome(lab, way, spec | {"rate": rate}, count)
+        outcomes[title] = _Outcome(lab, title, way, spec | {"rate": rate}, count)
     _report(outcomes, rate, options)
 
 
-def _task(task_id: str) -> str:
+def _task(task_id: str, gpus: int = 0) -> str:
+    model = {"name": "Llama-3-8B", "precision": "bf16", "quantization": "none"}
     return json.dumps(
         {
             "task_id": task_id,
-            "task_type": "llm_finetune",
-            "model_config": {"name": "Llama-3-8B", "precision": "bf16", "quantization": "none"},
+            "task_type": "llm_finetune" if gpus else "generic",
+            "model_config": model if gpus else None,
             "data_config": None,
             "resource_requirements": {
-                "gpu": {"count": 2, "memory_mb": 16384, "type": "a100-pcie-40gb"},
-                "cpu": {"cores": 32, "avx_support": "avx512"},
-                "memory": {"bandwidth_gbps": 140},
+                "gpu": {"count": gpus, "memory_mb": 16384 if gpus else None, "type": None},
+                "cpu": {"cores": 8, "avx_support": None},
+                "memory": None,
                 "ssd": None,
             },
             "sla": None,
@@ -103,9 +115,9 @@ def _task(task_id: str) -> str:
     )
 
 
-def _script(task_id: str) -> dict[str, str]:
+def _script(task_id: str, gpus: int) -> dict[str, str]:
     """The same job without the API: its script and its comment."""
-    task = parse(_task(task_id))
+    task = parse(_task(task_id, gpus))
     comment = f"{Marker(task_id, fingerprint(task))} crater-run:{0:024x}"
     return {"script": render(task, Submit(), enforced=True).script, "comment": comment}
 
@@ -123,7 +135,8 @@ def _send(lab: Lab, way: str, spec: dict[str, Any]) -> dict[str, Any]:
 class _Outcome:
     """One way of sending, at the rate: what was answered, and what it cost whom."""
 
-    def __init__(self, lab: Lab, way: str, spec: dict[str, Any], count: int) -> None:
+    def __init__(self, lab: Lab, title: str, way: str, spec: dict[str, Any], count: int) -> None:
+        print(f"{title}: load average {os.getloadavg()[0]:.1f}", flush=True)
         lab.run(["sdiag", "--reset"], user="root", check=True)
         before = cpu_seconds(lab)
         begin = time.monotonic()
@@ -208,7 +221,8 @@ def _report(outcomes: dict[str, _Outcome], rate: float, options: argparse.Namesp
         print(f"{title}: CPU ms for each job: {cost}")
     print()
     show(
-        f"{rate:g} submissions a second for {options.seconds:g} s, {options.nodes:,} nodes "
+        f"{rate:g} submissions a second for {options.seconds:g} s, {options.nodes:,} nodes, "
+        f"{options.gpus} GPUs each "
         "(`python -m bench submissions`)",
         ["", "accepted", "with a job at once", "errors", "answers a second", "p50, ms", "p99, ms",
          "longest, ms", "jobs in slurmctld", "jobs a second"],

@@ -12,6 +12,8 @@ import sys
 import time
 from pathlib import Path
 
+CLOSED = ("IncompleteReadError", "ConnectionResetError", "BrokenPipeError")
+
 
 class Api:
     """HTTP/1.1 over connections that are kept."""
@@ -20,8 +22,15 @@ class Api:
         self.port, self.token, self.free = spec["port"], spec["token"], []
 
     async def send(self, item):
+        while self.free:
+            # One that the server has closed meanwhile; the same task again is the same task.
+            if (said := await self.over(self.free.pop(), item)) not in CLOSED:
+                return said
+        return await self.over(None, item)
+
+    async def over(self, connection, item):
         try:
-            reader, writer = self.free.pop() if self.free else await self.connect()
+            reader, writer = connection or await asyncio.open_connection("127.0.0.1", self.port)
             body = item.encode()
             writer.write(
                 b"POST /api/v1/schedule HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -39,9 +48,6 @@ class Api:
         if status != "202":
             return status
         return "202" if answer["job_id"] else "202 without a job"
-
-    async def connect(self):
-        return await asyncio.open_connection("127.0.0.1", self.port)
 
 
 class Sbatch:

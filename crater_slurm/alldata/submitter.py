@@ -150,10 +150,11 @@ def _failure(done: subprocess.CompletedProcess[str]) -> Exception:
     said = done.stderr.strip() or done.stdout.strip() or f"sbatch ended with {done.returncode}"
     told = [line.strip() for line in said.splitlines() if line.strip()]
     # sudo may warn before a command that it then runs: that one's own words count.
-    own = [line for line in told if not line.startswith("sudo:")]
+    own = [line for line in told if not line.startswith(("sudo:", "setpriv:"))]
     words = plain("; ".join(dict.fromkeys(_NOISE.sub("", line) for line in own or told)))
     if told and not own:
-        return AwayError(f"{words}; the sudoers line is in docs/api.md")
+        hint = "; the sudoers line is in docs/api.md" if told[-1].startswith("sudo:") else ""
+        return AwayError(words + hint)
     said = "\n".join(own)
     # Ended by a signal, also where sudo tells it as a shell does.
     if done.returncode < 0 or done.returncode > 128 or _DOUBT.search(said):

@@ -173,8 +173,9 @@ def test_an_sbatch_that_hangs_behind_sudo_is_found_again_and_not_sent_twice(lab:
     write(lab, SUBMIT, late, "755")
     try:
         key = api_token(lab, "late", "--user", PLATFORM, user=SERVICE)
-        answer = ask_api(lab, key, "/schedule", small_task("late", "sleep", "300"))
-        assert (answer["status"], answer["job_id"]) == ("submitting", None)
+        ask_api(lab, key, "/schedule", small_task("late", "sleep", "300"))
+        said = (lab.folders.log / "scheduler-own.out").read_text()
+        assert "task late is kept and not submitted yet: sbatch did not answer within 20 s" in said
         job = wait_until(lambda: ask_api(lab, key, "/tasks/late")["job_id"], "its job is found")
         named = ["squeue", "-h", "-n", "late", "-o", "%i %u"]
         assert lab.run(named, user="root").stdout.split() == [str(job), PLATFORM]
