@@ -6,7 +6,7 @@ python="python3-venv"
 demo="slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge lua-posix lua-socket \
     util-linux mount iproute2 procps"
 test="lua5.1 lua5.2 lua5.3 lua5.4 lua-check shellcheck hwloc-nox fio mmdebstrap \
-    postgresql mariadb-server-core mariadb-client-core"
+    postgresql mariadb-server-core mariadb-client-core slurmdbd sudo"
 vm="mmdebstrap qemu-system-x86 seabios ipxe-qemu e2fsprogs gcc libc6-dev"
 
 missing=""

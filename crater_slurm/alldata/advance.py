@@ -9,11 +9,12 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from crater_slurm.alldata import payload
 from crater_slurm.alldata.ends import Ends
+from crater_slurm.alldata.flushed import Part, with_part
 from crater_slurm.alldata.states import State, Step, between, steps
 from crater_slurm.config.alldata import AllData
 from crater_slurm.errors import SlurmError
@@ -55,8 +56,15 @@ class Advancer:
         """What a new callback begins as."""
         return "waiting" if self._settings.callback.url else "off"
 
-    def apply(self, task: StoredTask, seen: JobState | None) -> None:
-        """Bring a task to what Slurm says of its job; None is that it says nothing of it."""
+    def expect(self, forgotten: Sequence[int]) -> None:
+        """Ask for the records of jobs that slurmctld does not know, before ``apply``."""
+        self._ends.fetch(forgotten)
+
+    def apply(self, task: StoredTask, seen: JobState | None) -> float | None:
+        """Bring a task to what Slurm says of its job; None is that it says nothing of it.
+
+        The time at which it is to be looked after again, where nothing has become of it.
+        """
         now = self._clock()
         if seen is not None and not _is_of(task, seen):
             seen = None  # Slurm's ids began again: this is somebody else's job
@@ -64,30 +72,25 @@ class Advancer:
             seen = self._ends.of(task, now)
             if seen is None:
                 self._mark_gone(task, now)
-                return
+                return None
         if between(seen):
-            self._later(task, now + _SOON_SECONDS)
-            return
+            return now + _SOON_SECONDS
         if seen.restarts > task.restarts:
             gone = self._ends.was_preempted(seen.job_id, seen.restarts - 1)
             seen = dataclasses.replace(seen, preempted=gone)
         todo = steps(State(task.state), task.restarts, seen)
         if not todo:
-            self._later(task, now + self._settings.look_seconds)
-            return
+            return now + self._settings.look_seconds
         if self._cpuset_is_coming(task, todo, seen, now):
-            self._later(task, now + _SOON_SECONDS)
-            return
+            return now + _SOON_SECONDS
         self._advance(task, todo, seen, now)
+        return None
 
     def _mark_gone(self, task: StoredTask, now: float) -> None:
         """Once may be an accident of a restart; the second time it is looked up for good."""
         gone = dict(task.resources) | {"gone": now}
         change = {"resources": gone, "changed": now, "look": now + self._settings.look_seconds}
         self._open_store().change_task(task, change)
-
-    def _later(self, task: StoredTask, at: float) -> None:
-        self._open_store().look_again(task.number, at)
 
     def _cpuset_is_coming(
         self, task: StoredTask, todo: Iterable[Step], seen: JobState, now: float
@@ -165,27 +168,33 @@ class Advancer:
             layout = tuple(JobNode(name, ()) for name in hostlist.expand(seen.nodes))
         return payload.node_resources(layout, reports)
 
-    def flushed(self, task: StoredTask, grant: Mapping[str, Any]) -> bool:
-        """Tell that a checkpoint reached its destination; False when the task has changed."""
-        told = {
-            key: value if not isinstance(value, str) else payload.plain(value)
-            for key, value in grant.items()
-            if isinstance(value, str | int | float) and len(key) <= 64
-        }
+    def flushed(self, task: StoredTask, one: Part, happened: float) -> bool:
+        """Note that a node's part of a checkpoint reached the destination, and tell it when it was
+        the last one. False when the task has changed meanwhile."""
+        resources, whole = with_part(task.resources, one)
+        if resources == task.resources:
+            return True
         now = self._clock()
-        one = payload.callback(
-            task,
-            State.FLUSHED,
-            sequence=task.sequence + 1,
-            happened=now,
-            now=now,
-            delivery=self.delivery,
-            restarts=task.restarts,
-            nodes=task.resources.get("nodes"),
-            more={"checkpoint": told},
-        )
-        done = self._open_store().change_task(task, {"changed": now}, [one])
-        self._written()
+        callbacks = []
+        if whole is not None:
+            callbacks.append(
+                payload.callback(
+                    task,
+                    State.FLUSHED,
+                    sequence=task.sequence + 1,
+                    happened=min(happened, now),
+                    now=now,
+                    delivery=self.delivery,
+                    restarts=task.restarts,
+                    nodes=task.resources.get("nodes"),
+                    more={"checkpoint": whole},
+                )
+            )
+        change = {"resources": resources, "changed": now}
+        done = self._open_store().change_task(task, change, callbacks)
+        if done and callbacks:
+            _log.info("task %s (job %s): flushed %s", task.task_id, task.job_id, one.key)
+            self._written()
         return done
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from crater_slurm.alldata.states import State
 from crater_slurm.errors import SlurmError
@@ -34,17 +34,31 @@ class Ends:
         self._monotonic = monotonic
         self._accounting = False
         self._asked_at: float | None = None
+        self._recorded: dict[int, JobState | None] = {}
+
+    def fetch(self, job_ids: Sequence[int]) -> None:
+        """Ask for many forgotten jobs in one question; ``of`` then needs none. SlurmError."""
+        self._recorded = {}
+        if job_ids and self._has_accounting():
+            found = job_states.accounted(self._client, job_ids)
+            self._recorded = {job_id: found.get(job_id) for job_id in job_ids}
 
     def of(self, task: StoredTask, now: float) -> JobState | None:
         """How a forgotten job ended; None: ask again later. Raises SlurmError."""
         assert task.job_id is not None
         if self._has_accounting():
-            found = job_states.accounted(self._client, [task.job_id]).get(task.job_id)
+            found = self._record_of(task.job_id)
             if found is not None and found.user == task.user and found.ended is not None:
                 return _in_this_run(found, task)
         if "gone" not in task.resources:
             return None
         return _by_epilog(task) or _unknown(task, now)
+
+    def _record_of(self, job_id: int) -> JobState | None:
+        known = self._recorded  # of this pass; another thread's question is another
+        if job_id in known:
+            return known.pop(job_id)
+        return job_states.accounted(self._client, [job_id]).get(job_id)
 
     def was_preempted(self, job_id: int, run: int) -> bool:
         """Whether that run of a job was preempted; False where nobody recorded it."""

@@ -20,6 +20,8 @@ from typing import Any
 
 from crater_slurm.alldata.advance import Advancer, with_report
 from crater_slurm.alldata.budget import Budget
+from crater_slurm.alldata.flushed import part
+from crater_slurm.alldata.states import State
 from crater_slurm.config.alldata import AllData
 from crater_slurm.errors import CraterError, SlurmError, StoreError
 from crater_slurm.slurm import job_states
@@ -38,6 +40,8 @@ _TASK_SECONDS = 2.0
 #: A question that took a while is asked so many times its length later at the earliest.
 _REST = 20.0
 _TRIES = 5
+#: A task that waits to be submitted is handed over again after so long.
+_SUBMIT_SECONDS = 10.0
 
 Recover = Callable[[StoredTask], None]
 
@@ -66,6 +70,9 @@ class Follower:
         self._budget = Budget(settings.looks_per_minute / 60.0, settings.looks_per_minute, clock)
         self._reports: queue.Queue[Mapping[str, Any]] = queue.Queue(_MOST_REPORTS)
         self._rests_until: dict[str, float] = {}
+        #: When all of a user's jobs may be asked after in one question again.
+        self._whole_again: dict[str, float] = {}
+        self._flushing = threading.Lock()
         self._stop = threading.Event()
         self.problem = ""
         self.looks = 0
@@ -133,10 +140,6 @@ class Follower:
             if task is None or report["time"] < task.created - 60:
                 return
             phase = str(report["phase"])
-            if phase == "flushed":
-                if self._advancer.flushed(task, report["grant"]):
-                    return
-                continue
             if task.settled:
                 return
             known = with_report(task.resources, str(report["node"]), report["grant"])
@@ -145,17 +148,49 @@ class Follower:
                 store.look_again(task.number, self._clock() + wait, sooner=True)
                 return
 
+    def note_flushed(self, report: Mapping[str, Any]) -> None:
+        """Keep and tell that a node's part of a checkpoint is at its destination; also of a task
+        that has ended. At once, in the caller's thread: after it the node forgets it.
+
+        Raises StoreError, also when others change the task again and again.
+        """
+        one = part(str(report["node"]), report["grant"])
+        if one is None:
+            _log.warning("job %s: its flushed checkpoint is not told right", report["job_id"])
+            return
+        store, job_id = self._open_store(), int(report["job_id"])
+        found = store.task_of_job(job_id)
+        if found is None or report["time"] < found.created - 60:
+            return
+        self._before_flushed(found)
+        with self._flushing:  # all nodes of a large job come at once
+            for _ in range(_TRIES):
+                task = store.task_of_number(found.number)
+                if task is None or self._advancer.flushed(task, one, float(report["time"])):
+                    return
+        raise StoreError(f"the task of job {job_id} changes again and again")
+
+    def _before_flushed(self, task: StoredTask) -> None:
+        """That the job runs is told before its checkpoint, though a node may be faster."""
+        if task.settled or task.state == State.RUNNING or not self._budget.take():
+            return
+        assert task.job_id is not None
+        self.looks += 1
+        try:
+            self._advancer.apply(task, job_states.one(self._client, task.job_id))
+        except SlurmError as error:
+            _log.info("job %d can't be asked for before its flush: %s", task.job_id, error)
+
     # What Slurm says
 
     def look(self) -> None:
         """Look after every task that is due. Raises CraterError when that can't be done at all."""
         now = self._clock()
         due = self._open_store().due_tasks(now, _AT_ONCE)
+        self._hand_over([task for task in due if task.job_id is None], now)
         by_user: dict[str, list[StoredTask]] = defaultdict(list)
         for task in due:
-            if task.job_id is None:
-                self._recover(task)
-            elif now >= self._rests_until.get(task.user, 0.0):
+            if task.job_id is not None and now >= self._rests_until.get(task.user, 0.0):
                 by_user[task.user].append(task)
         problem: SlurmError | None = None
         for user, tasks in by_user.items():
@@ -168,25 +203,49 @@ class Follower:
         if problem:
             raise problem
 
+    def _hand_over(self, tasks: list[StoredTask], now: float) -> None:
+        """Tasks without a job are for whoever submits; a long queue of them hides no others."""
+        numbers = [task.number for task in tasks]
+        self._open_store().look_again_all(numbers, now + _SUBMIT_SECONDS)
+        for task in tasks:
+            self._recover(task)
+
     def _look_after(self, user: str, tasks: list[StoredTask]) -> None:
-        if len(tasks) <= _ONE_BY_ONE:
-            for task in tasks:
-                if not self._budget.take():
-                    return
-                self.looks += 1
-                assert task.job_id is not None
-                self._advancer.apply(task, job_states.one(self._client, task.job_id))
+        if len(tasks) > _ONE_BY_ONE and self._clock() >= self._whole_again.get(user, 0.0):
+            self._look_at_all(user)
             return
+        for task in tasks[:_ONE_BY_ONE]:
+            if not self._budget.take():
+                return
+            self.looks += 1
+            assert task.job_id is not None
+            again = self._advancer.apply(task, job_states.one(self._client, task.job_id))
+            if again is not None:
+                self._open_store().look_again(task.number, again)
+
+    def _look_at_all(self, user: str) -> None:
+        """One question after all of a user's jobs. Its answer is good for the tasks that would be
+        due soon, too: so many tasks are looked after at the same time, and not all the time."""
         if not self._budget.take():
             return
         self.looks += 1
         begin = self._monotonic()
         found = job_states.of_user(self._client, user)
         rest = _REST * (self._monotonic() - begin)
-        if rest > self._settings.look_seconds:
-            self._rests_until[user] = self._clock() + rest
-        for task in tasks:
-            self._advancer.apply(task, found.get(task.job_id or 0))
+        now = self._clock()
+        self._whole_again[user] = now + rest
+        store, number = self._open_store(), 0
+        until, least = now + self._settings.look_seconds / 2, now + rest
+        while tasks := store.followed_tasks(user, until, after=number, limit=_AT_ONCE):
+            number = tasks[-1].number
+            self._advancer.expect([t.job_id for t in tasks if t.job_id and t.job_id not in found])
+            later: dict[float, list[int]] = defaultdict(list)
+            for task in tasks:
+                again = self._advancer.apply(task, found.get(task.job_id or 0))
+                if again is not None:
+                    later[round(max(again, least), 1)].append(task.number)
+            for at, numbers in later.items():
+                store.look_again_all(numbers, at)
 
     def prune(self) -> None:
         """Remove what ended long ago."""

@@ -96,6 +96,22 @@ class Intake:
         Raises TaskError, UserError, ConflictError, RefusedError, ConfigError, StoreError. When
         Slurm is away the task is kept without a job, and submitted when Slurm is back.
         """
+        now = self._clock()
+        taken, task, whom = self._keep(client, body, user, source, attempt=now)
+        if not taken.fresh:
+            return taken
+        return Taken(self._submit(taken.task, task, whom), True)
+
+    def keep(self, client: str, body: bytes | str, *, user: str | None, source: str) -> Taken:
+        """Take a task in without submitting it: whoever looks after tasks without a job does that.
+
+        Raises as ``take`` does.
+        """
+        return self._keep(client, body, user, source, attempt=None)[0]
+
+    def _keep(
+        self, client: str, body: bytes | str, user: str | None, source: str, attempt: float | None
+    ) -> tuple[Taken, Task, Account]:
         task = parse(body)
         whom = self.user_of(client, user)
         now = self._clock()
@@ -110,13 +126,12 @@ class Intake:
             source=source,
             state=State.SUBMITTING.value,
             time=now,
-            look=now + _LOOK_SECONDS,
-            attempt=now,
+            look=now if attempt is None else now + _LOOK_SECONDS,
+            attempt=attempt,
         )
         stored, fresh = self._open_store().add_task(new)
-        if not fresh:
-            return Taken(self._same(stored, new), False)
-        return Taken(self._submit(stored, task, whom), True)
+        found = stored if fresh else self._same(stored, new)
+        return Taken(found, fresh), task, whom
 
     def _same(self, stored: StoredTask, new: NewTask) -> StoredTask:
         """What the client got for this task before."""

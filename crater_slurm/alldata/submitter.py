@@ -126,7 +126,8 @@ def submitter(settings: Settings, client: Client) -> SbatchSubmitter:
     def script(task: Task) -> str:
         from crater_slurm.alldata.batch import render
 
-        return render(task, settings.submit).script
+        # What the filter will not ask Slurm for, the script asks for itself.
+        return render(task, settings.submit, enforced=settings.filter.mode == "enforce").script
 
     return SbatchSubmitter(
         client,
@@ -147,10 +148,15 @@ def _submitted(done: subprocess.CompletedProcess[str]) -> Submitted:
 
 def _failure(done: subprocess.CompletedProcess[str]) -> Exception:
     said = done.stderr.strip() or done.stdout.strip() or f"sbatch ended with {done.returncode}"
-    lines = [_NOISE.sub("", line.strip()) for line in said.splitlines() if line.strip()]
-    words = plain("; ".join(dict.fromkeys(lines)))
-    if lines and lines[0].startswith("sudo:"):
-        return AwayError(f"{words}; the sudoers line is in docs/api.md")
-    if done.returncode < 0 or _DOUBT.search(said):
+    told = [line.strip() for line in said.splitlines() if line.strip()]
+    # sudo may warn before a command that it then runs: that one's own words count.
+    own = [line for line in told if not line.startswith(("sudo:", "setpriv:"))]
+    words = plain("; ".join(dict.fromkeys(_NOISE.sub("", line) for line in own or told)))
+    if told and not own:
+        hint = "; the sudoers line is in docs/api.md" if told[-1].startswith("sudo:") else ""
+        return AwayError(words + hint)
+    said = "\n".join(own)
+    # Ended by a signal, also where sudo tells it as a shell does.
+    if done.returncode < 0 or done.returncode > 128 or _DOUBT.search(said):
         return DoubtError(words)
     return AwayError(words) if _AWAY.search(said) else RefusedError(words)

@@ -230,10 +230,19 @@ class Desk:
                 "bytes": s.bytes,
                 "local": True,
                 "flushed": self._safe(s),
+                **self._arrival(s),
                 "error": self._services.error(s.name, s.step, s.run)[:300],
             }
             for s in newest[-_MOST_SHOWN:]
         ]
+
+    def _arrival(self, step: LocalStep) -> Answer:
+        """Of a step that lies at the destination: how many of the world's ranks this node brought
+        there. They are told to whoever waits for the step to be complete."""
+        ranks = step.ranks_of(self._tools.spec.node)
+        if not ranks or not self._services.arrived(step.name, step.step, step.run):
+            return {}
+        return {"arrived": len(ranks), "world": step.parts[0].world_size}
 
     def unflushed(self) -> int:
         """Steps that are not at the destination, though this node should bring them there."""

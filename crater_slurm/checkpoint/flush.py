@@ -188,6 +188,12 @@ class Flusher:
             found = self._steps.get((name, step, run))
             return found is not None and found.state in (FLUSHED, SKIPPED)
 
+    def arrived(self, name: str, step: int, run: str) -> bool:
+        """Whether a part lies at the destination."""
+        with self._changed:
+            found = self._steps.get((name, step, run))
+            return found is not None and found.state == FLUSHED
+
     def error(self, name: str, step: int, run: str) -> str:
         """Why a part is not at the destination, with since when and what next; empty if it is."""
         with self._changed:

@@ -52,6 +52,10 @@ class LocalStep:
         """Whether a node's own part is among them: another's is flushed by others."""
         return any(part.node == node for part in self.parts)
 
+    def ranks_of(self, node: str) -> set[int]:
+        """Ranks whose files a node's own parts hold."""
+        return {rank for part in self.parts if part.node == node for rank in part.ranks}
+
     def ranks_since(self, since: float) -> set[int]:
         """Ranks of the parts that were saved at ``since`` or later."""
         return {rank for part in self.parts if part.time >= since for rank in part.ranks}

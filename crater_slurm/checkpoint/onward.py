@@ -81,6 +81,9 @@ class Onward:
     def flushed(self, name: str, step: int, run: str) -> bool:
         return not self._spec.remote.url or self._flusher.safe(name, step, run)
 
+    def arrived(self, name: str, step: int, run: str) -> bool:
+        return self._flusher.arrived(name, step, run)
+
     def error(self, name: str, step: int, run: str) -> str:
         return self._flusher.error(name, step, run)
 

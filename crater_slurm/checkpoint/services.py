@@ -50,6 +50,10 @@ class Services(Protocol):
     def flushed(self, name: str, step: int, run: str) -> bool:
         """Whether this node's part is safe at the destination; True without one. Not blocking."""
 
+    def arrived(self, name: str, step: int, run: str) -> bool:
+        """Whether this node's part really lies at the destination: one that is needless there
+        does not, and without a destination none does. Not blocking."""
+
     def error(self, name: str, step: int, run: str) -> str:
         """Why a step is not at the destination; empty when nothing is wrong. Not blocking."""
 
@@ -100,6 +104,9 @@ class Nothing:
 
     def flushed(self, name: str, step: int, run: str) -> bool:
         return True
+
+    def arrived(self, name: str, step: int, run: str) -> bool:
+        return False
 
     def error(self, name: str, step: int, run: str) -> str:
         return ""

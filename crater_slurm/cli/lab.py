@@ -45,6 +45,7 @@ def lab() -> None:
 @click.option("--no-crater", is_flag=True, help="Plain Slurm, to compare with.")
 @click.option("--controller-only", is_flag=True, help="No slurmd: for very many nodes.")
 @click.option("--cloud", is_flag=True, help="With --controller-only: allocate without nodes.")
+@click.option("--accounting", is_flag=True, help="With slurmdbd, so that sacct knows ended jobs.")
 @click.option(
     "--cache-mib",
     type=click.IntRange(1),

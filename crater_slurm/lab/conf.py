@@ -14,7 +14,7 @@ import yaml
 
 from crater_slurm import paths
 from crater_slurm.config.sharing import Sharing
-from crater_slurm.lab import cgroups
+from crater_slurm.lab import accounting, cgroups
 from crater_slurm.lab.inventory import Inventory
 from crater_slurm.lab.places import CONTROLLER, INSIDE, INSIDE_ROOT, LIBRARY, Folders
 from crater_slurm.lab.spec import LabSpec
@@ -141,6 +141,8 @@ def _settings(spec: LabSpec, version: render.Version) -> dict[str, str]:
         settings |= _CLOUD
         if version < (23, 2):
             settings["PrivateData"] = "cloud"  # shows nodes that are not powered up
+    if spec.accounting:
+        settings |= accounting.SETTINGS
     if spec.crater:
         settings |= {"JobSubmitPlugins": "lua"} | _HOOKS
     return settings | dict(spec.slurm_conf)

@@ -141,6 +141,8 @@ def _service(name: str) -> services.Service:
     kind, _, node = name.partition("@")
     known: Mapping[str, Callable[[], services.Service | None]] = {
         "munged": services.munged,
+        "mariadb": services.mariadb,
+        "slurmdbd": services.slurmdbd,
         "slurmctld": services.slurmctld,
         "scheduler": services.scheduler,
         "slurmd": lambda: services.slurmd(node),

@@ -100,6 +100,11 @@ class Folders:
         return self.base / "root"
 
     @property
+    def database(self) -> Path:
+        """MariaDB's data, in a lab with accounting."""
+        return self.base / "database"
+
+    @property
     def controller(self) -> Path:
         """/run/crater and /var/lib/crater of the controller lie here, in run and lib."""
         return self.base / "ctl"

@@ -63,6 +63,20 @@ def slurmctld(*, clean: bool = False) -> Service:
     return Service("slurmctld", ("slurmctld", "-D", *(["-c"] if clean else [])))
 
 
+def mariadb() -> Service:
+    """The database of a lab with accounting; what it forgets in a crash, a lab does not miss."""
+    inside = Folders(INSIDE).database
+    argv = ("mariadbd", "--no-defaults", f"--datadir={inside}", "--user=root",
+            "--bind-address=127.0.0.1", "--port=3306", f"--socket={inside}/socket",
+            f"--pid-file={inside}/pid", "--innodb-flush-log-at-trx-commit=0",
+            "--innodb-lock-wait-timeout=900")  # fmt: skip
+    return Service("mariadb", argv, machine_side=True)
+
+
+def slurmdbd() -> Service:
+    return Service("slurmdbd", ("slurmdbd", "-D"))
+
+
 def slurmd(node: str) -> Service:
     return Service(f"slurmd@{node}", ("slurmd", "-D", "-N", node), node)
 

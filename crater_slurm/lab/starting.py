@@ -13,7 +13,7 @@ import psutil
 
 from crater_slurm import paths
 from crater_slurm.errors import LabError
-from crater_slurm.lab import cgroups, conf, ready, services
+from crater_slurm.lab import accounting, cgroups, conf, ready, services
 from crater_slurm.lab.cluster import Cluster
 from crater_slurm.lab.inventory import Inventory
 from crater_slurm.lab.places import USERS
@@ -43,6 +43,8 @@ def prepare(lab: Cluster, slurm: SlurmRoot, nodes: Inventory) -> None:
             for part in ("run", "lib", "spool"):
                 (f.node(name) / part).mkdir(parents=True)
         conf.write_profiles(nodes, f)
+    if spec.accounting:
+        accounting.prepare(lab, slurm)
     conf.write_slurm(spec, nodes, f, slurm.version, slurm.slurm_user)
     conf.write_crater(spec, f)
     conf.write_devices(nodes, f)
@@ -113,6 +115,8 @@ def start_services(lab: Cluster, nodes: Inventory, timeout: float) -> None:
     deadline = time.monotonic() + timeout
     supervisor = lab.supervisor
     supervisor.start(services.munged())
+    if lab.spec.accounting:
+        accounting.start(lab, deadline)
     supervisor.start(services.slurmctld(clean=True))
     if not lab.spec.controller_only:
         for node in nodes.names:

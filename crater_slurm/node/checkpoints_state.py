@@ -16,6 +16,9 @@ from crater_slurm.node.jobs import ENDED, JobRecord
 MOST_STEPS = 64
 _MOST_COUNTERS = 64
 _LONGEST_TEXT = 300
+#: So many steps that were told to be at the destination are remembered, so as not to be told again.
+_MOST_TOLD = 256
+_MOST_RANKS = 10**6
 _LARGEST = 1 << 62
 
 
@@ -63,7 +66,7 @@ def begin(record: JobRecord, before: JobRecord | None) -> dict[str, Any]:
     """State of a new run; a restart on this node goes on with what its last run left unsafe."""
     if before is None or before.uid != record.uid or not record.restarts:
         return {}
-    kept = ("destination", "steps", "unflushed", "saved", "used", "requeues")
+    kept = ("destination", "steps", "unflushed", "saved", "used", "requeues", "told")
     return {name: before.checkpoints[name] for name in kept if name in before.checkpoints}
 
 
@@ -72,7 +75,7 @@ def take(record: JobRecord, message: Mapping[str, object]) -> bool:
     steps = [step for step in map(_step, _list(message.get("steps"))) if step]
     if record.checkpoints.get("unreachable"):
         # The worker has no destination and calls everything flushed; the job has one.
-        steps = [{**step, "flushed": False} for step in steps]
+        steps = [{**step, "flushed": False, "arrived": 0} for step in steps]
     counters = _counters(message.get("counters"))
     # A message may not hold all steps; then a counter says how many there are.
     unsafe = sum(not step["flushed"] for step in steps)
@@ -89,6 +92,37 @@ def take(record: JobRecord, message: Mapping[str, object]) -> bool:
         return False
     record.checkpoints = {**record.checkpoints, **known}
     return True
+
+
+def untold(record: JobRecord) -> list[dict[str, Any]]:
+    """Steps of which this node's part has arrived at the destination and nobody was told yet,
+    the oldest first."""
+    if not record.checkpoints.get("destination"):
+        return []
+    told = set(record.checkpoints.get("told", ()))
+    steps = record.checkpoints.get("steps", ())
+    found = [step for step in steps if step.get("arrived") and _key(step) not in told]
+    return sorted(found, key=lambda step: (step["step"], step["name"]))
+
+
+def note_told(record: JobRecord, step: Mapping[str, Any]) -> dict[str, Any]:
+    """What the scheduler is told of such a step; from now on it counts as told."""
+    told = [*record.checkpoints.get("told", ()), _key(step)][-_MOST_TOLD:]
+    record.checkpoints = {**record.checkpoints, "told": told}
+    return {
+        "name": step["name"],
+        "step": step["step"],
+        "run": step["run"],
+        "bytes": step["bytes"],
+        "ranks": step["arrived"],
+        "world": step["world"],
+        "destination": record.checkpoints["destination"],
+        "restarts": record.restarts,
+    }
+
+
+def _key(step: Mapping[str, Any]) -> str:
+    return f"{step['name']}/{step['step']}/{step['run']}"
 
 
 def summary(record: JobRecord) -> dict[str, Any]:
@@ -134,7 +168,16 @@ def _step(value: object) -> dict[str, Any] | None:
         "local": value.get("local") is True,
         "flushed": value.get("flushed") is True,
         "error": text(value.get("error")),
+        **_arrival(value),
     }
+
+
+def _arrival(value: Mapping[str, object]) -> dict[str, int]:
+    """How many ranks of the step this node brought to the destination, and of how many in all."""
+    ranks, world = value.get("arrived"), value.get("world")
+    if type(ranks) is int and type(world) is int and 0 < ranks <= world <= _MOST_RANKS:
+        return {"arrived": ranks, "world": world}
+    return {"arrived": 0, "world": 0}
 
 
 def _shown(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:

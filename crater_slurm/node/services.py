@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,15 +109,19 @@ class Services:
                 grant["exit_code"] = record.exit_code
             if record.plan_problem:
                 grant["plan_problem"] = record.plan_problem
-            plan_id = str((record.plan or {}).get("id", ""))
+            self.tell(record, phase, grant)
+
+    def tell(self, record: JobRecord, phase: str, grant: Mapping[str, Any]) -> None:
+        """Send one report of a job, now or when the scheduler is there."""
+        if self.spool is not None:
             self.spool.send(
                 {
                     "job_id": record.job_id,
-                    "plan_id": plan_id,
+                    "plan_id": str((record.plan or {}).get("id", "")),
                     "node": record.node,
                     "time": time.time(),
                     "phase": phase,
-                    "grant": grant,
+                    "grant": dict(grant),
                 }
             )
 

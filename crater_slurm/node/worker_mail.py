@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from crater_slurm.node import checkpoints_state
+from crater_slurm.node.jobs import JobRecord
 from crater_slurm.node.requeue import refusal, requeue
 from crater_slurm.node.services import Services
 from crater_slurm.node.worker import Worker, WorkerError
@@ -17,6 +18,9 @@ from crater_slurm.node.worker import Worker, WorkerError
 _log = logging.getLogger("crater.node.workers")
 
 _LOGS_PER_MINUTE = 20
+#: A job's steps that are told to be at their destination: so many at once, and a minute. What a
+#: worker makes up, or what comes late after an outage, is told as slowly.
+_FLUSHES, _FLUSHES_PER_MINUTE = 30.0, 10.0
 
 
 class _Question:
@@ -40,6 +44,8 @@ class Slot:
     reported: float = float("-inf")
     logs: int = 0
     logs_since: float = float("-inf")
+    flushes: float = _FLUSHES
+    flushes_since: float = float("-inf")
 
 
 class Mail:
@@ -107,12 +113,35 @@ class Mail:
             if not checkpoints_state.take(record, message):
                 return
             slot.changed = True
-            if before != (record.checkpoints["unflushed"], record.checkpoints["done"]):
+            told = self._tell(record, slot)
+            if told or before != (record.checkpoints["unflushed"], record.checkpoints["done"]):
                 # What decides over the folder is on disk before anything is done about it.
                 self._services.store.save(record)
             if checkpoints_state.safe_to_remove(record):
                 self._services.release_folders(record)
                 self._services.store.save(record)
+
+    def tell(self, job_id: str, slot: Slot) -> None:
+        """Tell the scheduler of steps that arrived and had to wait for their turn."""
+        with self._services.store.exclusive(job_id):
+            record = self._services.store.get(job_id)
+            if record is not None and self._tell(record, slot):
+                self._services.store.save(record)
+
+    def _tell(self, record: JobRecord, slot: Slot) -> bool:
+        """The job's ``exclusive`` lock is held; whether the record has to be saved."""
+        steps = checkpoints_state.untold(record)
+        if not steps or self._services.spool is None:
+            return False
+        now = self._clock()
+        minutes = max(0.0, now - slot.flushes_since) / 60
+        slot.flushes = min(_FLUSHES, slot.flushes + minutes * _FLUSHES_PER_MINUTE)
+        slot.flushes_since = now
+        steps = steps[: int(slot.flushes)]
+        slot.flushes -= len(steps)
+        for step in steps:
+            self._services.tell(record, "flushed", checkpoints_state.note_told(record, step))
+        return bool(steps)
 
     def _take_log(self, sender: Worker, slot: Slot, message: dict[str, object]) -> None:
         now = self._clock()

@@ -141,6 +141,8 @@ class Workers:
                 threading.Thread(
                     target=self._bring, args=(record.job_id,), name=name, daemon=True
                 ).start()
+            if checkpoints_state.untold(record):
+                self._mail.tell(record.job_id, self._slot(record.job_id))
         for job_id, slot in self._all().items():
             self._report(job_id, slot)
             if slot.worker is None and self._services.store.get(job_id) is None:

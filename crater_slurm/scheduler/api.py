@@ -20,7 +20,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from pydantic import BaseModel, ConfigDict, Field
 
 from crater_slurm import __version__
-from crater_slurm.errors import CraterError, SlurmError, UsageError
+from crater_slurm.errors import CraterError, SlurmError, StoreError, UsageError
 from crater_slurm.scheduler import task_api
 from crater_slurm.scheduler.callers import Callers
 from crater_slurm.scheduler.reports import is_of_node
@@ -155,7 +155,12 @@ def build(service: Service, admins: Iterable[str], registry: CollectorRegistry) 
     def grants(report: GrantReport, uid: Caller) -> None:
         if uid not in admin_uids:
             raise HTTPException(403, "only root or the crater user of a node reports")
-        service.tasks.take_report(report.model_dump())
+        try:
+            service.tasks.take_report(report.model_dump())
+        except StoreError as error:
+            raise HTTPException(503, str(error)) from error
+        if report.phase == "flushed":
+            return  # the task's matter alone: what the job got on its node is as it was
         service.recorder.add(
             Grant(
                 job_id=int(report.job_id),

@@ -7,6 +7,7 @@ it, by the user whose job it is, and by admins; for everybody else it is not the
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
@@ -28,6 +29,8 @@ from crater_slurm.store.task_records import StoredTask
 
 #: Submissions under way at a time: a slow slurmctld must not hold up what else is asked.
 _SUBMISSIONS = 24
+#: So long a task waits for its turn, and is then only taken in: its job follows.
+_PATIENCE_SECONDS = 2.0
 _TASK_ID = r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$"
 _T = TypeVar("_T")
 
@@ -71,12 +74,26 @@ def add(app: FastAPI, service: Service, callers: Callers) -> None:
     views.describe_task(app)
 
 
-async def in_turn(request: Request, act: Callable[[], _T]) -> _T:
-    """``act`` in a thread of those that are kept for what asks Slurm."""
+async def in_turn(
+    request: Request, act: Callable[[], _T], else_: Callable[[], _T] | None = None
+) -> _T:
+    """``act`` in a thread, when it is its turn among those that ask Slurm. ``else_`` is done
+    instead where so many are before it that nobody should wait for it."""
     state = request.app.state
     if state.submissions is None:  # made in the loop that serves
         state.submissions = anyio.CapacityLimiter(_SUBMISSIONS)
-    return await anyio.to_thread.run_sync(functools.partial(told, act), limiter=state.submissions)
+        state.threads = anyio.CapacityLimiter(_SUBMISSIONS)
+    limiter, mine = state.submissions, object()
+    with anyio.move_on_after(_PATIENCE_SECONDS if else_ else math.inf):
+        await limiter.acquire_on_behalf_of(mine)
+        try:
+            with anyio.CancelScope(shield=True):
+                run = functools.partial(told, act)
+                return await anyio.to_thread.run_sync(run, limiter=state.threads)
+        finally:
+            limiter.release_on_behalf_of(mine)
+    assert else_ is not None
+    return await anyio.to_thread.run_sync(functools.partial(told, else_))
 
 
 def one(call: Call, service: Service, task_id: str) -> StoredTask:
@@ -104,11 +121,13 @@ async def schedule(
     caller = call.caller
     source = "munge" if caller.person else "api"
 
-    def act() -> dict[str, Any]:
-        taken = service.tasks.intake.take(caller.client, call.body, user=caller.user, source=source)
+    def act(submit: bool) -> dict[str, Any]:
+        intake = service.tasks.intake
+        way = intake.take if submit else intake.keep
+        taken = way(caller.client, call.body, user=caller.user, source=source)
         return views.accepted(service, taken.task)
 
-    answer = await in_turn(request, act)
+    answer = await in_turn(request, lambda: act(True), else_=lambda: act(False))
     response.headers["Location"] = f"/api/v1/tasks/{answer['task_id']}"
     return answer
 

@@ -141,8 +141,12 @@ class Tasks:
             self._sender.close()
 
     def take_report(self, report: Mapping[str, Any]) -> None:
-        """What a node told of a job; never blocks."""
-        self.follower.take_report(report)
+        """What a node told of a job. Raises StoreError for what must not be lost and can't be
+        kept: then the node tells it again."""
+        if report["phase"] == "flushed":
+            self.follower.note_flushed(report)
+        else:
+            self.follower.take_report(report)
 
     def saw(self, message: Mapping[str, str], plan_id: str | None) -> None:
         """A submission that the filter answers; costs nothing where it is no task's."""

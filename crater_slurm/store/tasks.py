@@ -28,6 +28,8 @@ _COLUMNS = (
     *(getattr(TaskRow, f"{name}_us") for name in _TIMES),
     *(TaskRow.user_name, TaskRow.resources),
 )
+#: Databases limit how many values a query may have.
+_NUMBERS_AT_ONCE = 500
 _DAY_US = 86_400 * 10**6
 
 
@@ -149,6 +151,25 @@ class Tasks:
         with engines.reading(self._engine) as connection:
             return [_task(row) for row in connection.execute(query)]
 
+    def followed_tasks(
+        self, user: str, until: float, *, after: int = 0, limit: int = 1000
+    ) -> list[StoredTask]:
+        """A user's tasks that have a job and are to be looked after by ``until``, by number."""
+        query = (
+            select(*_COLUMNS)
+            .where(
+                TaskRow.settled.is_(False),
+                TaskRow.user_name == user,
+                TaskRow.job_id.is_not(None),
+                TaskRow.look_us <= _us(until),
+                TaskRow.number > after,
+            )
+            .order_by(TaskRow.number)
+            .limit(limit)
+        )
+        with engines.reading(self._engine) as connection:
+            return [_task(row) for row in connection.execute(query)]
+
     def begin_attempt(self, task: StoredTask, now: float) -> bool:
         """Whether it is ours to have the job submitted; False when another got there first."""
         last = _us(task.attempt)
@@ -169,6 +190,16 @@ class Tasks:
             query = query.where(or_(TaskRow.look_us.is_(None), TaskRow.look_us > _us(at)))
         with engines.writing(self._engine) as connection:
             connection.execute(query.values(look_us=_us(at)))
+
+    def look_again_all(self, numbers: Sequence[int], at: float) -> None:
+        """Sets when many tasks are looked after next, in one transaction."""
+        if not numbers:
+            return
+        with engines.writing(self._engine) as connection:
+            for begin in range(0, len(numbers), _NUMBERS_AT_ONCE):
+                some = numbers[begin : begin + _NUMBERS_AT_ONCE]
+                query = update(TaskRow).where(TaskRow.number.in_(some), TaskRow.settled.is_(False))
+                connection.execute(query.values(look_us=_us(at)))
 
     def change_task(
         self, task: StoredTask, changes: Mapping[str, Any], callbacks: Sequence[NewCallback] = ()

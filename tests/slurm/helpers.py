@@ -289,3 +289,41 @@ def inventory(folder: Path, *nodes: tuple[str, dict[str, Any]], name: str = "own
     file = folder / f"{name}.yaml"
     file.write_text(yaml.safe_dump({"nodes": [{"name": n, "profile": p} for n, p in nodes]}))
     return str(file)
+
+
+API = "http://127.0.0.1:9192/api/v1"
+
+
+def api_token(lab: Lab, client: str, *options: str, user: str = "root") -> str:
+    """A new token of a platform's; ``user`` owns crater-scheduler's store."""
+    words = ("tokens", "create", f"t-{client}", "--client", client, *options)
+    done = crater(lab, *words, user=user)
+    assert done.returncode == 0, done.stderr
+    return str(done.stdout.strip())
+
+
+def ask_api(lab: Lab, token: str, path: str, body: Any = None) -> dict[str, Any]:
+    """What crater-scheduler answers a platform; a POST where there is a body."""
+    words = ["curl", "-sS", "-m", "60", "-H", f"Authorization: Bearer {token}", API + path]
+    words += ["--data-binary", "@-"] if body is not None else []
+    text = None if body is None else json.dumps(body)
+    done = lab.run(words, user="root", machine_side=True, input=text, timeout=90, check=True)
+    return dict(json.loads(done.stdout))
+
+
+def small_task(task_id: str, *command: str, **changes: Any) -> dict[str, Any]:
+    """A task of one core, no GPU, one program."""
+    none: dict[str, Any] = {
+        "task_type": "generic",
+        "model_config": None,
+        "data_config": None,
+        "sla": None,
+        "resource_requirements": {
+            "gpu": {"count": 0, "memory_mb": None, "type": None},
+            "cpu": {"cores": 1, "avx_support": None},
+            "memory": None,
+            "ssd": None,
+        },
+        "run_config": {"command": list(command)},
+    }
+    return {"task_id": task_id} | none | changes

@@ -29,7 +29,9 @@ from helpers import (
     wait_until,
 )
 
+from crater_slurm.job import layout
 from crater_slurm.lab import Lab
+from crater_slurm.lab.places import INSIDE
 from crater_slurm.model.cpuset import parse_cpulist
 
 LLAMA = Path(__file__).parents[1] / "unit" / "tasks" / "valid" / "001-llama-3-8b.json"
@@ -271,6 +273,53 @@ def test_the_source_text_s_task_is_told_as_slurm_and_the_node_have_it(
     shown = platform.api("GET", "/tasks/llama-1")
     assert [one["delivery"] for one in shown["callbacks"]] == ["delivered"] * 3
     assert jobs_named(lab, "llama-1") == [str(job)]
+
+
+SAVER = """
+import os, time
+from crater_slurm.job import checkpoint
+
+job = os.environ["SLURM_JOB_ID"]
+checkpoint.load()
+checkpoint.save({"step": 10, "data": os.urandom(3_000_000)}, 10)
+assert checkpoint.wait(60)
+open(f"ready.{job}", "w").close()
+while not os.path.exists(f"go.{job}"):
+    time.sleep(0.1)
+checkpoint.save({"step": 20, "data": os.urandom(12_000_000)}, 20)
+assert checkpoint.wait(60)
+"""
+
+
+def test_a_checkpoint_that_reached_its_destination_is_told_also_after_the_end(
+    lab: Lab, platform: Platform
+) -> None:
+    (lab.home() / "save.py").write_text(SAVER)
+    away = INSIDE / "home/alice/away"
+    document = small(
+        "saves", "/usr/bin/python3", "save.py", checkpoint_config={"destination": str(away)}
+    )
+    job = platform.send(document)["job_id"]
+    ready(lab, job)
+    *_, first = platform.hears("saves", "scheduled", "running", "flushed")
+    node = lab.job(job)["NodeList"]
+    parts = layout.read_parts(str(lab.home() / "away/step-000000010"))
+    assert layout.covers(parts)
+    assert first["checkpoint"] == {
+        "name": "step",
+        "step": 10,
+        "run": f"{job}.0",
+        "bytes": sum(part.size for part in parts),
+        "destination": str(away),
+        "nodes": [node],
+    }
+    lab.kill(("node", node))
+    let_go(lab, job)
+    platform.hears("saves", "scheduled", "running", "flushed", "completed")
+    lab.start(("node", node))
+    told = platform.hears("saves", "scheduled", "running", "flushed", "completed", "flushed")
+    assert [one["sequence"] for one in told] == [1, 2, 3, 4, 5]
+    assert told[-1]["checkpoint"]["step"] == 20
 
 
 def test_every_node_of_a_job_is_told(lab: Lab, platform: Platform) -> None:

@@ -173,6 +173,28 @@ class TaskStoreContract:
         assert store.change_task(numbers["b"], {"settled": True, "changed": 2.0})
         assert [t.task_id for t in store.due_tasks(10.0, 5)] == ["d", "c"]
 
+    def test_a_user_s_followed_tasks_come_by_number_and_are_put_off_together(
+        self, store: Store
+    ) -> None:
+        made = []
+        for number in range(1203):
+            task, _ = store.add_task(new_task(f"t{number}", look=float(number % 3)))
+            assert store.change_task(task, {"job_id": 10 + number, "changed": 2.0})
+            made.append(task.number)
+        store.add_task(new_task("without-a-job", look=0.0))
+        store.add_task(new_task("others", look=0.0, user="bob"))
+        first = store.followed_tasks("alice", 1.0, limit=500)
+        assert [t.number for t in first] == [n for i, n in enumerate(made) if i % 3 < 2][:500]
+        rest = store.followed_tasks("alice", 1.0, after=first[-1].number)
+        assert len(first) + len(rest) == 802
+        done = store.task_of_number(made[1])
+        assert done
+        assert store.change_task(done, {"settled": True, "look": None, "changed": 3.0})
+        store.look_again_all(made, 50.0)
+        store.look_again_all([], 99.0)
+        assert store.followed_tasks("alice", 49.0, limit=2000) == []
+        assert len(store.followed_tasks("alice", 50.0, limit=2000)) == 1202
+
     def test_old_tasks_go_unless_something_waits(self, store: Store) -> None:
         day = 86_400.0
         for name in ("old", "told", "running", "fresh"):

@@ -311,6 +311,22 @@ def test_without_a_genuine_credential_nothing_is_said(
     assert service.recorder.added == []
 
 
+def test_a_flush_is_the_task_s_and_told_again_while_the_store_is_away(
+    client: TestClient, service: FakeService, sign: Any
+) -> None:
+    flushed = REPORT | {"phase": "flushed"}
+    assert post(client, sign, ROOT, flushed).status_code == 204
+    assert [one["phase"] for one in service.tasks.reports] == ["flushed"]
+    assert service.recorder.added == [], "what the job got is as it was"
+
+    def away(report: dict[str, Any]) -> None:
+        raise StoreError("the database is locked")
+
+    service.tasks.take_report = away
+    answer = post(client, sign, ROOT, flushed)
+    assert (answer.status_code, answer.json()["detail"]) == (503, "the database is locked")
+
+
 def test_a_credential_for_another_body_is_refused(
     client: TestClient, service: FakeService, sign: Any
 ) -> None:

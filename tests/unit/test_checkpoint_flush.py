@@ -104,6 +104,8 @@ def test_the_newest_step_goes_first_and_older_ones_that_would_be_removed_at_once
     everything(one)
     assert [c for c in around.changes if c[1] == "flushed"] == [(40, "flushed"), (30, "flushed")]
     assert states(one) == {10: "skipped", 20: "skipped", 30: "flushed", 40: "flushed"}
+    assert [one.safe("step", n, "7.0") for n in (10, 40)] == [True, True]
+    assert [one.arrived("step", n, "7.0") for n in (10, 40)] == [False, True]
     assert folders(away) == ["step-000000030", "step-000000040"]
     assert any("step-000000010 is not flushed: newer steps" in line for line in around.lines)
 

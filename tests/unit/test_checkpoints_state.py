@@ -140,3 +140,48 @@ def test_the_summary_says_what_is_still_to_come() -> None:
         "problem": "403: no access",
     }
     assert state.summary(record()) == {}
+
+
+def test_a_step_that_arrived_is_told_once_whatever_its_worker_says() -> None:
+    job = record(PREPARED, destination="/p")
+    arrived = {"flushed": True, "arrived": 2, "world": 4}
+    state.take(job, {"steps": [step(1, **arrived), step(2, flushed=True), step(3)]})
+    (one,) = state.untold(job)
+    assert state.note_told(job, one) == {
+        "name": "step", "step": 1, "run": "7.0", "bytes": 10, "ranks": 2, "world": 4,
+        "destination": "/p", "restarts": 0,
+    }  # fmt: skip
+    for flushed in (False, True):
+        state.take(job, {"steps": [step(1, **{**arrived, "flushed": flushed})]})
+        assert state.untold(job) == []
+    again = record(PREPARED, restarts=1)
+    again.checkpoints = state.begin(again, job)
+    assert state.untold(again) == [], "a restart on this node remembers"
+    for number in range(1000):
+        state.note_told(job, step(number, **arrived))
+    assert len(job.checkpoints["told"]) == 256
+
+
+@pytest.mark.parametrize(
+    "arrival",
+    [
+        {},
+        {"arrived": 0, "world": 4},
+        {"arrived": 5, "world": 4},
+        {"arrived": True, "world": 1},
+        {"arrived": 1, "world": 10**7},
+        {"arrived": "1", "world": "1"},
+    ],
+)
+def test_an_arrival_that_can_t_be_is_none(arrival: dict[str, object]) -> None:
+    job = record(PREPARED, destination="/p")
+    state.take(job, {"steps": [step(1, flushed=True, **arrival)]})
+    assert state.untold(job) == []
+
+
+def test_nothing_arrives_without_a_destination_or_at_one_that_nobody_can_reach() -> None:
+    arrived = {"flushed": True, "arrived": 1, "world": 1}
+    for known in ({}, {"destination": "/p", "unreachable": True}):
+        job = record(PREPARED, **known)
+        state.take(job, {"steps": [step(1, **arrived)]})
+        assert state.untold(job) == []

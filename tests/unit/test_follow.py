@@ -55,6 +55,12 @@ class World:
             {"job_id": str(job), "node": node, "time": time, "phase": phase, "grant": about}
         )
 
+    def flushed(self, node: str = "n1", job: int = 7, **grant: Any) -> None:
+        """A node says that its part is at the destination."""
+        time = self.clock.now
+        about = {"job_id": str(job), "node": node, "time": time, "phase": "flushed"}
+        self.follower.note_flushed(about | {"grant": PART | grant})
+
     def told(self, task: str = "t1") -> list[str]:
         return [one["status"] for one in self.payloads(task)]
 
@@ -293,20 +299,97 @@ def test_an_end_is_asked_for_again_while_slurm_cleans_up(store: Store, world: Wo
     assert world.told() == ["scheduled", "running", "cancelled"]
 
 
-def test_a_checkpoint_that_arrived_is_told_and_is_no_state(store: Store, world: World) -> None:
+PART = {
+    "name": "step", "step": 120, "run": "7.0", "bytes": 5, "ranks": 4, "world": 8,
+    "destination": "s3://bucket/alice/7",
+}  # fmt: skip
+
+
+def test_a_checkpoint_is_told_when_all_its_nodes_brought_their_parts(
+    store: Store, world: World
+) -> None:
     add_job(store, state="completed", settled=True)
-    world.report("flushed", destination="s3://bucket/7", bytes=5, list=[1], evil="a\nb")
+    world.flushed()
+    assert world.payloads() == []
+    world.clock.now += 60
+    world.flushed("n2", bytes=6)
     (one,) = world.payloads()
     assert (one["status"], one["sequence"]) == ("flushed", 1)
+    assert one["time"] == "2027-01-15T08:01:00Z"
     assert one["checkpoint"] == {
-        "destination": "s3://bucket/7",
-        "bytes": 5,
-        "evil": "a b",
-        "restarts": 0,
+        "name": "step",
+        "step": 120,
+        "run": "7.0",
+        "bytes": 11,
+        "destination": "s3://bucket/alice/7",
+        "nodes": ["n1", "n2"],
     }
     task = store.task("alldata", "t1")
     assert task
     assert task.state == "completed"
+
+
+def test_a_checkpoint_that_is_reported_again_is_told_once(store: Store, world: World) -> None:
+    add_job(store, state="running")
+    for node in ("n1", "n1", "n2", "n2", "n1"):
+        world.flushed(node)
+    assert world.told() == ["flushed"]
+    for step in range(100, 160):
+        world.flushed(step=step, ranks=8)
+    assert len(world.told()) == 60
+    for step in range(1000, 1100):
+        world.flushed(step=step, ranks=8)
+    task = store.task("alldata", "t1")
+    assert task
+    assert len(task.resources["flushed"]) == 64
+
+
+def test_that_a_job_runs_is_told_before_its_checkpoint(store: Store, world: World) -> None:
+    add_job(store)
+    world.slurm.set(7, "RUNNING", **RUNNING)
+    world.flushed(ranks=8)
+    assert world.told() == ["scheduled", "running", "flushed"]
+    world.slurm.away = True
+    add_job(store, "t2", 8)
+    world.flushed(job=8, ranks=8)
+    assert world.told("t2") == ["flushed"], "late or never is worse"
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"name": "../x"},
+        {"name": None},
+        {"run": "7 0"},
+        {"ranks": 0},
+        {"ranks": 9},
+        {"ranks": True},
+        {"world": 10**7, "ranks": 1},
+        {"step": -1},
+        {"step": "1"},
+        {"bytes": -1},
+        {"bytes": 1.5},
+        {"destination": ""},
+        {"destination": "s3://a\nb"},
+        {"destination": ["x"]},
+    ],
+)
+def test_a_flush_that_makes_no_sense_is_left_out(
+    store: Store, world: World, bad: dict[str, Any]
+) -> None:
+    add_job(store, state="running")
+    world.flushed(**({"ranks": 8} | bad))
+    assert world.payloads() == []
+    world.flushed(ranks=8)
+    assert world.told() == ["flushed"]
+
+
+def test_a_flush_of_another_job_or_time_is_nobody_s(store: Store, world: World) -> None:
+    add_job(store, state="running")
+    world.flushed(job=8, ranks=8)
+    world.clock.now -= 9000
+    world.flushed(ranks=8)
+    assert world.payloads() == []
 
 
 def test_a_report_of_any_other_job_changes_nothing(store: Store, world: World) -> None:
@@ -373,6 +456,61 @@ def test_a_question_that_takes_long_is_asked_more_rarely(store: Store, world: Wo
     assert world.asked("squeue") == 1, "20 times its length"
     world.look(101)
     assert world.asked("squeue") == 2
+
+
+def test_an_answer_is_good_for_all_of_a_user_s_tasks(store: Store, world: World) -> None:
+    """Also where they are more than are read at once, or would be due a little later."""
+    for i in range(2300):
+        add_job(store, f"t{i}", 1000 + i, look=NOW + i / 100)
+        world.slurm.set(1000 + i, "PENDING")
+    world.look(10)
+    assert world.asked("squeue") == 1
+    for _ in range(20):
+        world.look(1)
+    assert world.asked("squeue") == 1
+    world.look(60)
+    assert world.asked("squeue") == 2
+
+
+def test_news_of_many_jobs_do_not_ask_after_all_of_them_all_the_time(
+    store: Store, world: World
+) -> None:
+    for i in range(40):
+        add_job(store, f"t{i}", 1000 + i)
+        world.slurm.set(1000 + i, "PENDING")
+    world.took = 1.0
+    world.look()
+    for second in range(19):
+        for i in range(20):
+            world.report("epilog", job=1000 + i)
+        world.look(1)
+        assert world.asked("squeue") == 1 + 10 * (second + 1), "one by one, ten at a time"
+    for i in range(20):
+        world.report("epilog", job=1000 + i)
+    world.look(1)
+    assert [words for words in world.slurm.asked if "--user" in words][1:], "all in one again"
+
+
+def test_many_forgotten_jobs_are_one_question_to_slurmdbd(store: Store, world: World) -> None:
+    world.slurm.accounting = True
+    for i in range(30):
+        add_job(store, f"t{i}", 1000 + i)
+        about = {"user": "alice", "word": "COMPLETED", "submitted": NOW - 10, "started": NOW}
+        world.slurm.records[1000 + i] = about | {"ended": NOW + 5, "nodes": "n1", "code": "0:0"}
+    world.look()
+    assert (world.asked("squeue"), world.asked("sacct")) == (1, 1)
+    assert world.told("t7") == ["scheduled", "running", "completed"]
+
+
+def test_tasks_that_wait_for_their_job_hide_no_others(store: Store, world: World) -> None:
+    for i in range(1200):
+        add_job(store, f"w{i}", job_id=None, state="submitting")  # type: ignore[arg-type]
+    add_job(store, "t1", 7, look=NOW + 1)
+    world.slurm.set(7, "RUNNING", **RUNNING)
+    world.look(2)
+    world.look(1)
+    assert world.told() == ["scheduled", "running"]
+    assert len(world.recovered) == 1200
 
 
 def test_single_questions_are_counted(store: Store) -> None:

@@ -9,6 +9,8 @@ import signal
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from node_fakes import USER, wait_for
@@ -20,6 +22,7 @@ from crater_slurm.node import checkpoints_state, epilog, upkeep, worker
 from crater_slurm.node.jobs import ENDED
 from crater_slurm.node.request import Answer
 from crater_slurm.node.worker import Launcher, WorkerError
+from crater_slurm.node.worker_mail import Mail, Slot
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="starts workers of other users")
 
@@ -363,3 +366,69 @@ def test_a_broken_credentials_file_leaves_the_steps_unsafe_and_says_why(node: No
     (folder(node) / "slow").touch()
     assert wait_for(lambda: node.record().checkpoints["unreachable"] is False, 10)
     assert wait_for(lambda: node.record().checkpoints["done"] is False)
+
+
+class Told:
+    """The spool: what the scheduler would be sent."""
+
+    def __init__(self) -> None:
+        self.reports: list[dict[str, Any]] = []
+
+    def send(self, report: dict[str, Any]) -> None:
+        self.reports.append(report)
+
+    def steps(self) -> list[int]:
+        return [r["grant"]["step"] for r in self.reports if r["phase"] == "flushed"]
+
+
+def test_each_step_that_arrives_is_told_once_also_over_a_new_daemon(node: Node) -> None:
+    told = Told()
+    node.services.spool = told  # type: ignore[assignment]
+    node.job(checkpoint=str(node.folder / "away"))
+    trainer = node.open()
+    answer(trainer)
+    tell(trainer, "save", step=5)
+    assert saved(node, 1)
+    assert told.steps() == []
+    tell(trainer, "flush")
+    assert wait_for(lambda: told.steps() == [5])
+    (report,) = [r for r in told.reports if r["phase"] == "flushed"]
+    assert (report["job_id"], report["node"]) == ("7", "n1")
+    assert report["grant"]["destination"] == str(node.folder / "away")
+    assert (report["grant"]["ranks"], report["grant"]["world"]) == (1, 1)
+    node.stop()
+    node.start()
+    node.services.spool = told  # type: ignore[assignment]
+    assert wait_for(lambda: node.workers.count() == 1)
+    tell(trainer, "save", step=6)
+    tell(trainer, "flush")
+    assert wait_for(lambda: told.steps() == [5, 6])
+    end(node)
+    assert wait_for(lambda: node.record().checkpoints.get("done"))
+    assert told.steps() == [5, 6]
+
+
+def test_a_worker_that_makes_up_steps_is_not_told_of_without_end(node: Node) -> None:
+    told, now = Told(), [0.0]
+    node.services.spool = told  # type: ignore[assignment]
+    record = node.job(checkpoint=str(node.folder / "away"))
+    record.checkpoints = {"destination": "/p"}
+    mail, slot = Mail(node.services, lambda: now[0]), Slot()
+
+    def says(first: int, last: int) -> None:
+        steps = [
+            {"name": "step", "step": n, "run": "7.0", "flushed": True, "arrived": 1, "world": 1}
+            for n in range(first, last)
+        ]
+        sender = SimpleNamespace(job_id="7", run="7.0")
+        mail.receive(sender, slot, {"op": "state", "steps": steps})  # type: ignore[arg-type]
+
+    says(0, 40)
+    assert told.steps() == list(range(30))
+    says(1000, 1064)
+    assert len(told.steps()) == 30
+    now[0] += 60
+    mail.tell("7", slot)
+    assert told.steps()[30:] == list(range(1000, 1010))
+    says(1000, 1064)
+    assert len(told.steps()) == 40

@@ -133,11 +133,15 @@ def test_threads_start_follow_and_stop(store: Store) -> None:
     tasks.start()
     report: dict[str, Any] = {"job_id": "7", "node": "n1", "time": NOW, "phase": "task"}
     tasks.take_report(report | {"grant": {"cpus": "0-1"}})
+    part = {"name": "step", "step": 1, "run": "7.0", "bytes": 5, "ranks": 1, "world": 1}
+    flushed = report | {"phase": "flushed", "grant": part | {"destination": "/p"}}
     deadline = time.monotonic() + 60
     while len(store.callbacks()) < 2 and time.monotonic() < deadline:
         time.sleep(0.01)
+    tasks.take_report(flushed)
     tasks.stop()
-    assert [one.status for one in store.callbacks(oldest_first=True)] == ["scheduled", "running"]
+    told = [one.status for one in store.callbacks(oldest_first=True)]
+    assert told == ["scheduled", "running", "flushed"]
     assert {one.delivery for one in store.callbacks()} == {"off"}
     assert b"crater_task_looks 1.0" in generate_latest(registry)
     assert tasks.problems() == []

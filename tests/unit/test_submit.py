@@ -102,6 +102,7 @@ def test_what_an_enclosing_job_left_is_removed_and_slurm_is_still_found() -> Non
         (
             *("SLURM_CPU_BIND", "SLURM_JOB_ID", "SBATCH_ACCOUNT", "SRUN_DEBUG", "PMI_RANK"),
             *("PMI2_X", "PMIX_NAMESPACE", "SLURMD_NODENAME", "SLURM_TRES_PER_TASK"),
+            *("SUDO_USER", "SUDO_COMMAND"),
         ),
         "x",
     )

@@ -14,11 +14,13 @@ import pytest
 from task_samples import llama
 
 from crater_slurm.alldata import run_as
+from crater_slurm.alldata import submitter as submitter_module
 from crater_slurm.alldata.batch import render
 from crater_slurm.alldata.run_as import Account, RunAs, UserError
 from crater_slurm.alldata.submission import AwayError, DoubtError, RefusedError
 from crater_slurm.alldata.submitter import SbatchSubmitter
 from crater_slurm.alldata.task import Task, parse
+from crater_slurm.config.settings import Settings
 from crater_slurm.config.submit import Submit
 from crater_slurm.errors import ConfigError, SlurmError, UsageError
 from crater_slurm.slurm import job_search
@@ -62,15 +64,15 @@ def test_root_becomes_the_user_in_the_child(monkeypatch: pytest.MonkeyPatch) -> 
     sbatch = Sbatch(err="sbatch: crater: planned (crater explain d559ef05edb9)\n")
     done = submitter(sbatch, conf=Path("/etc/slurm/other.conf")).submit(TASK, ALICE, "ab12")
     assert (done.job_id, done.plan_id) == (7, "d559ef05edb9")
-    assert sbatch.words[0] == "sbatch"
-    assert sbatch.words[1:4] == [
+    assert sbatch.words[1:6] == ["--reuid=61001", "--regid=61001", "--groups=61001,4242", "--",
+                                 "sbatch"]  # fmt: skip
+    assert sbatch.words[6:9] == [
         "--parsable",
         "--propagate=NONE",
         f"--comment=crater-task:t1/{run_fingerprint(TASK)} crater-run:ab12",
     ]
     assert "--chdir=/home/alice" in sbatch.words
-    how = {name: sbatch.how[name] for name in ("user", "group", "extra_groups")}
-    assert how == {"user": 61001, "group": 61001, "extra_groups": [61001, 4242]}
+    assert "user" not in sbatch.how
     env = sbatch.how["env"]
     assert env["HOME"] == "/home/alice"
     assert env["SLURM_CONF"] == "/etc/slurm/other.conf"
@@ -82,6 +84,44 @@ def run_fingerprint(task: Task) -> str:
     from crater_slurm.alldata.task import fingerprint
 
     return fingerprint(task)
+
+
+@pytest.mark.parametrize(
+    ("mode", "asks"), [("enforce", False), ("observe", True), ("advise", True), ("off", True)]
+)
+def test_a_script_asks_slurm_itself_for_what_the_filter_will_not(
+    monkeypatch: pytest.MonkeyPatch, mode: str, asks: bool
+) -> None:
+    sbatch = Sbatch()
+    made = submitter_module.submitter(Settings(filter={"mode": mode}), Client())
+    monkeypatch.setattr(made, "_execute", sbatch)
+    monkeypatch.setattr(made, "_become", RunAs("", euid=lambda: ALICE.uid))
+    made.submit(TASK, ALICE, "ab12")
+    script = sbatch.how["stdin"]
+    assert ("#SBATCH --gres=gpu:2" in script) is asks
+    assert " gpus=2 gpu-memory=16GiB\n" in script
+
+
+def test_without_setpriv_root_becomes_the_user_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_as, "_setpriv", lambda: None)
+    sbatch = Sbatch()
+    submitter(sbatch).submit(TASK, ALICE, "ab12")
+    assert sbatch.words[0] == "sbatch"
+    how = {name: sbatch.how[name] for name in ("user", "group", "extra_groups")}
+    assert how == {"user": 61001, "group": 61001, "extra_groups": [61001, 4242]}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+def test_setpriv_leaves_nothing_of_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    words, how = RunAs("").submission(ALICE, "sh")
+    told = "id -u; id -g; id -G; grep -E 'Cap(Eff|Prm)' /proc/self/status"
+    env = {"PATH": os.environ["PATH"]}
+    done = run_as.run([*words, "-c", told], stdin="", seconds=60, env=env, **how)
+    assert done.stdout.split() == ["61001", "61001", "61001", "4242", "CapPrm:", "0" * 16,
+                                   "CapEff:", "0" * 16], done.stderr  # fmt: skip
+    done = run_as.run([*words[:-1], "/no/such/sbatch"], stdin="", seconds=60, env=env, **how)
+    assert done.returncode
+    assert done.stderr.startswith("setpriv:")
 
 
 def test_a_service_user_asks_sudo_for_one_command(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +169,14 @@ def test_root_and_system_users_are_never_submitted_as() -> None:
          "operation\n", DoubtError, "timed out"),
         (1, "", "sbatch: error: Zero Bytes were transmitted or received\n", DoubtError, "Zero"),
         (1, "", "sudo: a password is required\n", AwayError, "sudoers line is in docs/api.md"),
+        (1, "", "sudo: unable to resolve host ctl: Name or service not known\nsbatch: error: Batch "
+         "job submission failed: Invalid qos specification\n", RefusedError, "Invalid qos"),
+        (1, "", "sudo: unable to resolve host ctl: Name or service not known\nsbatch: error: Batch "
+         "job submission failed: Socket timed out on send/recv operation\n", DoubtError, "timed"),
+        (127, "", "setpriv: failed to execute sbatch: No such file or directory\n", AwayError,
+         "failed to execute sbatch: No such file or directory$"),
         (-9, "", "", DoubtError, "ended with -9"),
+        (137, "", "Killed\n", DoubtError, "Killed"),
         (0, "", "", DoubtError, "names no job"),
         (0, "Submitted batch job 7\n", "", DoubtError, "names no job"),
     ],
@@ -147,8 +194,30 @@ def test_an_sbatch_that_hangs_is_a_doubt_and_one_that_is_not_there_is_none() -> 
     with pytest.raises(DoubtError, match="did not answer within 5 s"):
         submitter(sbatch).submit(TASK, ALICE, "ab12")
     sbatch.error = FileNotFoundError(2, "No such file or directory")
-    with pytest.raises(AwayError, match="sbatch can't be run: No such file"):
+    with pytest.raises(AwayError, match="can't be run: No such file"):
         submitter(sbatch).submit(TASK, ALICE, "ab12")
+
+
+def test_a_command_that_may_not_be_ended_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As sudo is by a service user."""
+    left: list[subprocess.Popen[str]] = []
+
+    def forbidden(process: subprocess.Popen[str]) -> None:
+        left.append(process)
+        raise PermissionError(1, "Operation not permitted")
+
+    kill = subprocess.Popen.kill
+    monkeypatch.setattr(subprocess.Popen, "kill", forbidden)
+    how = {"seconds": 0.05, "env": {"PATH": os.environ["PATH"]}}
+    with pytest.raises(subprocess.TimeoutExpired):
+        run_as.run(["sleep", "600"], stdin="x" * 1_000_000, **how)
+    monkeypatch.undo()
+    (process,) = left
+    assert process.poll() is None
+    kill(process)
+    process.wait()
+    with pytest.raises(subprocess.TimeoutExpired):
+        run_as.run(["sleep", "600"], stdin="", **how)
 
 
 def test_a_cluster_s_name_behind_the_id_is_understood() -> None:

@@ -39,7 +39,7 @@ from crater_slurm.config import Settings
 from crater_slurm.config.settings import Scheduler
 from crater_slurm.errors import ConfigError, SlurmError, StoreError
 from crater_slurm.model.plan import Decision, Mode, Verdict
-from crater_slurm.scheduler import api, main
+from crater_slurm.scheduler import api, main, task_api
 from crater_slurm.scheduler.predicting import Predictor
 from crater_slurm.scheduler.tasks import Tasks
 from crater_slurm.slurm import munge
@@ -225,6 +225,38 @@ def test_while_slurm_is_away_a_task_is_accepted_without_a_job(
     body = send(client, login(), llama()).json()
     assert (body["status"], body["job_id"]) == ("submitting", None)
     assert "is kept" in body["message"]
+
+
+def test_a_task_behind_many_others_is_taken_in_and_submitted_in_its_turn(
+    client: TestClient, service: Service, login: Login, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task_api, "_SUBMISSIONS", 1)
+    monkeypatch.setattr(task_api, "_PATIENCE_SECONDS", 0.05)
+    begun, go, submit = threading.Event(), threading.Event(), service.submitter.submit
+
+    def slow(*how: Any) -> Any:
+        begun.set()
+        assert go.wait(60)
+        return submit(*how)
+
+    monkeypatch.setattr(service.submitter, "submit", slow)
+    headers = login()
+    answers: list[Any] = []
+    first = threading.Thread(target=lambda: answers.append(send(client, headers, llama("first"))))
+    first.start()
+    assert begun.wait(60)
+    behind = send(client, headers, llama("behind"))
+    assert (behind.status_code, behind.json()["status"]) == (202, "submitting")
+    assert send(client, headers, llama("behind")).json()["job_id"] is None
+    assert send(client, headers, llama("behind", task_type="generic")).status_code == 409
+    go.set()
+    first.join()
+    assert answers[0].json()["status"] == "submitted"
+    stored = service.store().task("alldata", "behind")
+    assert stored
+    service.tasks.recoverer.recover_now(stored)
+    assert send(client, headers, llama("behind")).json()["status"] == "submitted"
+    assert service.submitter.submitted == ["first", "behind"]
 
 
 def test_a_store_that_is_away_is_503(client: TestClient, service: Service, login: Login) -> None:

@@ -49,7 +49,8 @@ def state():
     with open(f"{spec.folder}/fake.json", "w") as file:
         json.dump(steps, file)
     told = [
-        {"name": "step", "step": int(n), "run": spec.run, "bytes": 10, "local": True, "flushed": f or not spec.remote.url}
+        {"name": "step", "step": int(n), "run": spec.run, "bytes": 10, "local": True,
+         "flushed": f or not spec.remote.url, "arrived": int(f), "world": 1}
         for n, f in steps.items()
     ]
     safe = not spec.remote.url or all(steps.values())

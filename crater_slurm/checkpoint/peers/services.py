@@ -126,6 +126,9 @@ class WithCopies:
     def flushed(self, name: str, step: int, run: str) -> bool:
         return self._inner.flushed(name, step, run)
 
+    def arrived(self, name: str, step: int, run: str) -> bool:
+        return self._inner.arrived(name, step, run)
+
     def error(self, name: str, step: int, run: str) -> str:
         return self._inner.error(name, step, run)
 
