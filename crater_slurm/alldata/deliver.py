@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from crater_slurm.alldata.sender import Answer
 from crater_slurm.config.alldata import Callback
 from crater_slurm.errors import StoreError
+from crater_slurm.guard import Guard
 from crater_slurm.store.repository import Store
 from crater_slurm.store.task_records import StoredCallback
 
@@ -63,9 +64,14 @@ class Deliverer:
         self._under_way = 0
         self._wake = threading.Event()
         self._stop = threading.Event()
-        self.problem = ""
+        self._guard = Guard(_log, "callbacks wait")
         self._pool = ThreadPoolExecutor(settings.workers, thread_name_prefix="callback")
         self._thread = threading.Thread(target=self._run, name="callbacks", daemon=True)
+
+    @property
+    def problem(self) -> str:
+        """What went wrong in the last round; empty when it went well."""
+        return self._guard.problem
 
     def start(self) -> None:
         self._thread.start()
@@ -88,23 +94,8 @@ class Deliverer:
     def _run(self) -> None:
         while not self._stop.is_set():
             self._wake.clear()
-            try:
-                begun = self.begin()
-                self._note_problem("")
-            except StoreError as error:
-                begun = 0
-                self._note_problem(f"callbacks wait: {error}")
-            except Exception:
-                begun = 0
-                _log.exception("looking for callbacks failed")
-                self._note_problem("looking for callbacks failed; see the log")
-            if not begun:
+            if not self._guard.run(self.begin):
                 self._wake.wait(_IDLE_SECONDS)
-
-    def _note_problem(self, problem: str) -> None:
-        if problem and problem != self.problem:
-            _log.warning("%s", problem)
-        self.problem = problem
 
     def begin(self) -> int:
         """Claim what is due and give it to the threads; how many those are. Raises StoreError."""

@@ -23,7 +23,8 @@ from crater_slurm.alldata.budget import Budget
 from crater_slurm.alldata.flushed import part
 from crater_slurm.alldata.states import State
 from crater_slurm.config.alldata import AllData
-from crater_slurm.errors import CraterError, SlurmError, StoreError
+from crater_slurm.errors import SlurmError, StoreError
+from crater_slurm.guard import Guard
 from crater_slurm.slurm import job_states
 from crater_slurm.slurm.client import Client
 from crater_slurm.store.repository import Store
@@ -74,9 +75,14 @@ class Follower:
         self._whole_again: dict[str, float] = {}
         self._flushing = threading.Lock()
         self._stop = threading.Event()
-        self.problem = ""
+        self._guard = Guard(_log, "tasks are not followed")
         self.looks = 0
         self._thread = threading.Thread(target=self._run, name="tasks", daemon=True)
+
+    @property
+    def problem(self) -> str:
+        """What went wrong in the last round; empty when it went well."""
+        return self._guard.problem
 
     def start(self) -> None:
         self._thread.start()
@@ -103,9 +109,9 @@ class Follower:
     def _run(self) -> None:
         while not self._stop.is_set():
             for report in self._next_reports():
-                self._guarded(functools.partial(self.note, report))
+                self._guard.run(functools.partial(self.note, report))
             if not self._stop.is_set():
-                self._guarded(self.look)
+                self._guard.run(self.look)
 
     def _next_reports(self) -> Iterator[Mapping[str, Any]]:
         """What has come, after a moment at the latest; an empty report only wakes."""
@@ -116,19 +122,6 @@ class Follower:
                 wait = None
                 if report:
                     yield report
-
-    def _guarded(self, act: Callable[[], object]) -> None:
-        try:
-            act()
-            problem = ""
-        except CraterError as error:
-            problem = f"tasks are not followed: {error}"
-        except Exception:
-            _log.exception("following tasks failed")
-            problem = "following tasks failed; see the log"
-        if problem and problem != self.problem:
-            _log.warning("%s", problem)
-        self.problem = problem
 
     # What nodes tell
 

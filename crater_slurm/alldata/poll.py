@@ -22,6 +22,7 @@ from crater_slurm.alldata.secrets import read_secret
 from crater_slurm.alldata.submission import RefusedError
 from crater_slurm.config.alldata import AllData
 from crater_slurm.errors import ConfigError, CraterError, UnavailableError
+from crater_slurm.guard import Guard
 
 _log = logging.getLogger("crater.alldata.poll")
 _TIMEOUT_SECONDS = 30.0
@@ -100,9 +101,14 @@ class Poller:
         self._failures = 0
         #: What was taken in by now, so that the store is not asked for each of them every time.
         self._seen: dict[str, int] = {}
-        self.problem = ""
+        self._guard = Guard(_log, "the platform's queue is not read")
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="poll", daemon=True)
+
+    @property
+    def problem(self) -> str:
+        """What went wrong in the last round; empty when it went well."""
+        return self._guard.problem
 
     def start(self) -> None:
         self._thread.start()
@@ -114,20 +120,12 @@ class Poller:
 
     def _run(self) -> None:
         while not self._stop.wait(self.wait_seconds()):
-            try:
-                self.poll()
-                self._noted("")
-            except CraterError as error:
-                self._noted(f"the platform's queue is not read: {error}")
-            except Exception:
-                _log.exception("reading the platform's queue failed")
-                self._noted("reading the platform's queue failed; see the log")
+            self.round()
 
-    def _noted(self, problem: str) -> None:
-        self._failures = self._failures + 1 if problem else 0
-        if problem and problem != self.problem:
-            _log.warning("%s", problem)
-        self.problem = problem
+    def round(self) -> None:
+        """Ask once, and remember what goes wrong."""
+        self._guard.run(self.poll)
+        self._failures = self._failures + 1 if self.problem else 0
 
     def wait_seconds(self) -> float:
         """Until the next question: the interval, and ever longer while it goes wrong."""

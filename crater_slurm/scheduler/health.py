@@ -16,6 +16,7 @@ from typing import Any
 
 from crater_slurm.config import Settings
 from crater_slurm.config.health import Health
+from crater_slurm.guard import Guard
 from crater_slurm.model.cluster import SlurmCluster, SlurmNode
 from crater_slurm.model.health import NodeHealth
 from crater_slurm.model.profile import NodeProfile
@@ -110,7 +111,7 @@ class HealthWatch:
         self._seen: dict[str, _Seen] = {}
         self._looked_at = 0.0
         self._acted = 0.0
-        self.problem = ""
+        self._guard = Guard(_log, "the nodes' health can't be judged")
         #: How often Slurm's weights and drains were compared with what they should be.
         self.rounds = 0
         self._started = clock()
@@ -132,7 +133,7 @@ class HealthWatch:
     def warnings(self) -> list[str]:
         """What keeps health from being known or published; none of it keeps jobs from running."""
         source = self._prometheus.problem if self._prometheus else ""
-        found = (self.problem, source, self.weights.problem, self._drains.problem)
+        found = (self._guard.problem, source, self.weights.problem, self._drains.problem)
         return [text for text in found if text]
 
     def settled(self) -> bool:
@@ -157,13 +158,7 @@ class HealthWatch:
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            try:
-                self.tick()
-                self.problem = ""
-            except Exception as error:
-                if not self.problem:
-                    _log.exception("the nodes' health can't be judged")
-                self.problem = f"the nodes' health can't be judged: {error}"
+            self._guard.run(self.tick)
             self._stop.wait(_TICK_SECONDS)
 
     def tick(self) -> None:

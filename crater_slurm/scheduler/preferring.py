@@ -12,7 +12,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from crater_slurm.errors import CraterError
+from crater_slurm.guard import Guard
 from crater_slurm.model.cluster import NodeUse
 from crater_slurm.model.plan import NodeScore
 from crater_slurm.model.profile import NodeProfile
@@ -89,7 +89,11 @@ class Preferring:
         self._stopping = False
         self._picture: _Picture | None = None
         self._thread = threading.Thread(target=self._run, name="preferring", daemon=True)
-        self.problem = ""
+        self._guard = Guard(_log, "can't tell what jobs would strand")
+
+    @property
+    def problem(self) -> str:
+        return self._guard.problem
 
     def start(self) -> None:
         self._thread.start()
@@ -131,14 +135,7 @@ class Preferring:
 
     def _run(self) -> None:
         while not self._stopping:
-            try:
-                self.refresh()
-                self.problem = ""
-            except CraterError as error:
-                self.problem = str(error)
-            except Exception:
-                _log.exception("can't tell what jobs would strand")
-                self.problem = "can't tell what jobs would strand; see the log"
+            self._guard.run(self.refresh)
             self._wait()
 
     def _wait(self) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from crater_slurm.config.health import PrometheusSource
-from crater_slurm.errors import CraterError
+from crater_slurm.guard import Guard
 from crater_slurm.model.health import (
     THROTTLE_REASONS,
     DriveHealth,
@@ -81,7 +81,7 @@ class Prometheus:
         self._known = known
         self._clock = clock
         self._health: dict[str, NodeHealth] = {}
-        self.problem = ""
+        self._guard = Guard(_log, "no health from Prometheus")
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="prometheus", daemon=True)
 
@@ -92,6 +92,10 @@ class Prometheus:
         self._stop.set()
         # A question that is under way ends by its own limit; a daemon thread holds nobody up.
         self._thread.join(timeout=1)
+
+    @property
+    def problem(self) -> str:
+        return self._guard.problem
 
     def health(self, node: str) -> NodeHealth | None:
         """What the server said last of a node; its time tells how old that is."""
@@ -104,20 +108,13 @@ class Prometheus:
 
     def poll(self) -> None:
         """Ask once. A failure keeps what was known, which grows stale by itself."""
-        try:
-            problem = ""
-            names = frozenset(self._known())
-            # A scrape that failed once must not make a node unknown at once.
-            kept = self._health | self._read(names)
-            self._health = {name: health for name, health in kept.items() if name in names}
-        except CraterError as error:
-            problem = str(error)
-        except Exception as error:
-            _log.exception("asking Prometheus failed")
-            problem = f"asking Prometheus failed: {error}"
-        if problem and problem != self.problem:
-            _log.warning("no health from Prometheus: %s", problem)
-        self.problem = problem
+        self._guard.run(self._poll)
+
+    def _poll(self) -> None:
+        names = frozenset(self._known())
+        # A scrape that failed once must not make a node unknown at once.
+        kept = self._health | self._read(names)
+        self._health = {name: health for name, health in kept.items() if name in names}
 
     def _read(self, names: frozenset[str]) -> dict[str, NodeHealth]:
         url, file = self._settings.url, self._settings.token_file

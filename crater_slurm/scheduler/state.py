@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from crater_slurm.errors import CraterError
+from crater_slurm.guard import Guard
 from crater_slurm.model.cluster import SlurmCluster
 from crater_slurm.model.profile import NodeProfile
 from crater_slurm.placement import inventory
@@ -89,7 +89,11 @@ class State:
         sharing_policy: Policy | None = None,
     ) -> None:
         self.view: View | None = None
-        self.problem: str = "the cluster has not been read yet"
+        self._guard = Guard(
+            _log,
+            "the cluster can't be read, the last picture stays",
+            "the cluster has not been read yet",
+        )
         self._client = client
         self._open_store = store
         self._refresh_seconds = refresh_seconds
@@ -109,6 +113,11 @@ class State:
         """Profiles by node, as they are in the store; replaced as a whole, never changed."""
         return self._profiles
 
+    @property
+    def problem(self) -> str:
+        """Why the last reading failed, or that there was none yet; empty when all is well."""
+        return self._guard.problem
+
     def node_names(self) -> frozenset[str]:
         """Names of Slurm's nodes; none before Slurm was read."""
         return frozenset(self.view.planner.inventory.names) if self.view else frozenset()
@@ -122,16 +131,7 @@ class State:
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            try:
-                self.refresh()
-                self.problem = ""
-            except CraterError as error:
-                if self.problem != str(error):
-                    _log.warning("the cluster can't be read, the last picture stays: %s", error)
-                self.problem = str(error)
-            except Exception:
-                _log.exception("refreshing the picture of the cluster failed")
-                self.problem = "refreshing failed; see the log"
+            self._guard.run(self.refresh)
             self._stop.wait(_STORE_POLL_SECONDS if self.view else _FIRST_POLL_SECONDS)
 
     def refresh(self) -> None:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from crater_slurm.errors import CraterError
+from crater_slurm.guard import Guard
 from crater_slurm.model.queue import QueuedJob
 from crater_slurm.scheduler.planned import Planned, PlannedJobs
 from crater_slurm.scheduler.state import View
@@ -49,9 +49,13 @@ class QueueWatch:
         self._view = view
         self._off = off
         self._seconds = seconds
-        self.problem = ""
+        self._guard = Guard(_log, "waiting jobs are not watched")
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+
+    @property
+    def problem(self) -> str:
+        return self._guard.problem
 
     def start(self) -> None:
         self._thread.start()
@@ -62,16 +66,7 @@ class QueueWatch:
 
     def _run(self) -> None:
         while not self._stop.wait(self._seconds):
-            try:
-                self.look()
-                self.problem = ""
-            except CraterError as error:
-                if self.problem != str(error):
-                    _log.warning("waiting jobs are not watched: %s", error)
-                self.problem = str(error)
-            except Exception:
-                _log.exception("watching waiting jobs failed")
-                self.problem = "watching waiting jobs failed; see the log"
+            self._guard.run(self.look)
 
     def look(self) -> None:
         """One reading for all parts that want one. Raises CraterError."""

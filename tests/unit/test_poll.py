@@ -102,12 +102,13 @@ def test_what_is_no_queue_is_said(world: World, answer: bytes) -> None:
 
 
 def test_waits_double_while_it_goes_wrong(world: World) -> None:
-    waits = []
+    waits, world.answer = [], b"<html>"
     for _ in range(9):
         waits.append(world.poller.wait_seconds())
-        world.poller._noted("away")
+        world.poller.round()
     assert waits == [5, 10, 20, 40, 80, 160, 300, 300, 300]
-    world.poller._noted("")
+    world.answer = b'{"tasks": []}'
+    world.poller.round()
     assert world.poller.wait_seconds() == 5
 
 
