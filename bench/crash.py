@@ -7,7 +7,8 @@ worker, and two ranks that save as fast as they can, as another user. In each ro
 or several at once, are killed at a random moment and started again. Then the newest step is loaded
 and compared byte for byte; it must be none older than what a rank was ever told to be saved, from
 one life of the trainers alone, every folder with a final name must agree with its manifest, and no
-step that was complete may be gone. ``--flush``: only rounds with a destination. Needs root.
+step that was complete may be gone. ``--flush``: only rounds with a destination. With an odd seed
+each start of the trainers is a step of Slurm's, by which their files are told apart. Needs root.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ class Job:
         self.folder, self.chance, self.size = folder, random.Random(seed), size
         self.cache = folder / "cache/checkpoint/c1" / JOB
         self.destination = folder / "away" if flush else None
-        self.life = 0
+        self.life, self.starts = 0, bool(seed % 2)
         self.report = Report()
         self.daemon: subprocess.Popen[str] | None = None
         self.trainers: list[subprocess.Popen[str]] = []
@@ -207,6 +208,11 @@ class Job:
             "CRATER_RING": str(self.folder / "run/ring.sock"),
             "CRATER_CHECKPOINT_PATH": str(self.cache),
             "CRATER_CHECKPOINT_DIR": str(self.cache),
+            **(
+                {"SLURM_STEP_ID": str(self.life), "SLURM_STEP_NUM_TASKS": str(RANKS)}
+                if self.starts
+                else {}
+            ),
         }  # fmt: skip
 
     def train(self, step: int) -> None:
