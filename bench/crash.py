@@ -44,55 +44,8 @@ KINDS = ("trainer", "worker", "daemon", "daemon and worker", "worker and trainer
 _KEY = bytes(range(32))
 _START_S, _LOAD_S = 60.0, 60.0
 
-#: What runs as the job's user. A state is known from step, rank and life (which start of the
-#: trainers it is), so whoever reads it knows what it has to be.
-PROGRAM = """
-import os, random, sys, time
-from crater_slurm.job import checkpoint
-
-RANKS = 2
-
-def state(step, rank, life):
-    data = random.Random(f"{step} {rank} {life}").randbytes(1000 + (step * 7919 + rank) % SIZE)
-    return {"step": step, "rank": rank, "life": life, "data": data}
-
-def check(found, rank, value):
-    assert value == state(found.step, rank, value["life"]), f"rank {rank} of {found.step} is wrong"
-    return value["life"]
-
-def look():
-    found = checkpoint.load(ranks="all")
-    if found is None:
-        return print("0 0", flush=True)
-    lives = {check(found, rank, value) for rank, value in found.state.items()}
-    assert len(lives) == 1 and len(found.state) == RANKS, f"{found.step} is of lives {lives}"
-    print(found.step, lives.pop(), flush=True)
-
-def train(rank, step, life, log):
-    if step:
-        found = checkpoint.load(step)
-        assert found is not None, f"step {step} is not there any more"
-        check(found, rank, found.state)
-    chance, waiting = random.Random(f"{life} {rank}"), []
-    while True:
-        step += 1
-        waiting.append(checkpoint.save(state(step, rank, life), step, strict=False))
-        print(step, flush=True)
-        for saving in [s for s in waiting if s.done()]:
-            waiting.remove(saving)
-            if saving.error is None:
-                log.write(f"{saving.step} {life} {saving.how}\\n")
-                log.flush()
-                os.fsync(log.fileno())
-        time.sleep(chance.random() * 0.04)
-
-SIZE = int(sys.argv[2])
-if sys.argv[1] == "look":
-    look()
-else:
-    with open(sys.argv[5], "a") as log:
-        train(int(os.environ["RANK"]), int(sys.argv[3]), int(sys.argv[4]), log)
-"""
+#: What runs as the job's user.
+PROGRAM = (ROOT / "bench/crash_trainer.py").read_text()
 
 
 class CrashError(AssertionError):
