@@ -7,7 +7,8 @@ worker, and two ranks that save as fast as they can, as another user. In each ro
 or several at once, are killed at a random moment and started again. Then the newest step is loaded
 and compared byte for byte; it must be none older than what a rank was ever told to be saved, from
 one life of the trainers alone, every folder with a final name must agree with its manifest, and no
-step that was complete may be gone. ``--flush``: only rounds with a destination. Needs root.
+step that was complete may be gone. ``--flush``: only rounds with a destination. With an odd seed
+each start of the trainers is a step of Slurm's, by which their files are told apart. Needs root.
 """
 
 from __future__ import annotations
@@ -43,55 +44,8 @@ KINDS = ("trainer", "worker", "daemon", "daemon and worker", "worker and trainer
 _KEY = bytes(range(32))
 _START_S, _LOAD_S = 60.0, 60.0
 
-#: What runs as the job's user. A state is known from step, rank and life (which start of the
-#: trainers it is), so whoever reads it knows what it has to be.
-PROGRAM = """
-import os, random, sys, time
-from crater_slurm.job import checkpoint
-
-RANKS = 2
-
-def state(step, rank, life):
-    data = random.Random(f"{step} {rank} {life}").randbytes(1000 + (step * 7919 + rank) % SIZE)
-    return {"step": step, "rank": rank, "life": life, "data": data}
-
-def check(found, rank, value):
-    assert value == state(found.step, rank, value["life"]), f"rank {rank} of {found.step} is wrong"
-    return value["life"]
-
-def look():
-    found = checkpoint.load(ranks="all")
-    if found is None:
-        return print("0 0", flush=True)
-    lives = {check(found, rank, value) for rank, value in found.state.items()}
-    assert len(lives) == 1 and len(found.state) == RANKS, f"{found.step} is of lives {lives}"
-    print(found.step, lives.pop(), flush=True)
-
-def train(rank, step, life, log):
-    if step:
-        found = checkpoint.load(step)
-        assert found is not None, f"step {step} is not there any more"
-        check(found, rank, found.state)
-    chance, waiting = random.Random(f"{life} {rank}"), []
-    while True:
-        step += 1
-        waiting.append(checkpoint.save(state(step, rank, life), step, strict=False))
-        print(step, flush=True)
-        for saving in [s for s in waiting if s.done()]:
-            waiting.remove(saving)
-            if saving.error is None:
-                log.write(f"{saving.step} {life} {saving.how}\\n")
-                log.flush()
-                os.fsync(log.fileno())
-        time.sleep(chance.random() * 0.04)
-
-SIZE = int(sys.argv[2])
-if sys.argv[1] == "look":
-    look()
-else:
-    with open(sys.argv[5], "a") as log:
-        train(int(os.environ["RANK"]), int(sys.argv[3]), int(sys.argv[4]), log)
-"""
+#: What runs as the job's user.
+PROGRAM = (ROOT / "bench/crash_trainer.py").read_text()
 
 
 class CrashError(AssertionError):
@@ -117,7 +71,7 @@ class Job:
         self.folder, self.chance, self.size = folder, random.Random(seed), size
         self.cache = folder / "cache/checkpoint/c1" / JOB
         self.destination = folder / "away" if flush else None
-        self.life = 0
+        self.life, self.starts = 0, bool(seed % 2)
         self.report = Report()
         self.daemon: subprocess.Popen[str] | None = None
         self.trainers: list[subprocess.Popen[str]] = []
@@ -207,6 +161,11 @@ class Job:
             "CRATER_RING": str(self.folder / "run/ring.sock"),
             "CRATER_CHECKPOINT_PATH": str(self.cache),
             "CRATER_CHECKPOINT_DIR": str(self.cache),
+            **(
+                {"SLURM_STEP_ID": str(self.life), "SLURM_STEP_NUM_TASKS": str(RANKS)}
+                if self.starts
+                else {}
+            ),
         }  # fmt: skip
 
     def train(self, step: int) -> None:

@@ -30,9 +30,9 @@ def complete(partial: int, manifest: Manifest) -> None:
     os.fsync(partial)
 
 
-def give_name(parent: int, name: str) -> None:
-    """Rename a completed partial folder; a step that has the name already is removed after."""
-    partial = layout.partial_name(name)
+def put_in_place(parent: int, partial: str, name: str) -> None:
+    """Give a completed folder its final name, durably. What has the name already changes places
+    with it in one step, and is removed after."""
     try:
         os.rename(partial, name, src_dir_fd=parent, dst_dir_fd=parent)
     except OSError as error:
@@ -62,14 +62,6 @@ def give_free_name(parent: int, partial: str, name: str, run: str) -> str:
             return target
     put_in_place(parent, partial, named)  # of what can't be read, or it would have been found
     return named
-
-
-def put_in_place(parent: int, partial: str, name: str) -> None:
-    """Exchange a completed folder with the one of that name, and remove that."""
-    syscalls.exchange(parent, partial, name)
-    os.fsync(parent)
-    with contextlib.suppress(OSError):
-        remove(partial, parent)
 
 
 def set_aside(parent: int, name: str) -> str:

@@ -9,15 +9,14 @@ lives; a step counts as flushed only once its manifest has been read back from t
 from __future__ import annotations
 
 import dataclasses
-import os
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from crater_slurm.checkpoint import flush_state, keep, remote
+from crater_slurm.checkpoint import flush_state, order, remote
+from crater_slurm.checkpoint.carry import Carrier
 from crater_slurm.checkpoint.flush_state import (
     FAILED,
     FLUSHED,
@@ -27,22 +26,19 @@ from crater_slurm.checkpoint.flush_state import (
     Note,
     Step,
 )
-from crater_slurm.checkpoint.remote import catalogue, cleaning, retry
+from crater_slurm.checkpoint.remote import cleaning, retry
 from crater_slurm.checkpoint.remote.catalogue import Catalogue
 from crater_slurm.checkpoint.remote.store import (
     Limiter,
     RemoteError,
-    Source,
     SourceError,
     StoppedError,
     Store,
-    Transfer,
     Unlimited,
 )
 from crater_slurm.checkpoint.spec import Spec
 from crater_slurm.job import layout
 
-_FILES_AT_ONCE = 2
 _FIRST_SECONDS = 2.0
 _WAITING = (PENDING, RUNNING)
 
@@ -74,7 +70,6 @@ class Flusher:
         self._spec = spec
         self._on_change = on_change
         self._log = log
-        self._limiter = limiter or Unlimited()
         self._store = store
         self._catalogue: Catalogue | None = None
         self._clock = clock
@@ -84,10 +79,10 @@ class Flusher:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._failures = 0
-        self._failing_since = 0.0
-        self._resting_until = 0.0
+        self._failing_since = self._resting_until = 0.0
         self._tidied = False
         self._counters: defaultdict[str, float] = defaultdict(float)
+        self._carrier = Carrier(limiter or Unlimited(), self._stop, log, clock)
 
     # What the worker calls.
 
@@ -108,21 +103,8 @@ class Flusher:
 
     def scan(self) -> None:
         """Add the parts of this node that lie in the cache."""
-        try:
-            names = sorted(entry.name for entry in os.scandir(self._spec.folder))
-        except OSError:
-            return
-        for name in names:
-            folder = f"{self._spec.folder}/{name}"
-            if not layout.parse_step_name(name):
-                continue
-            try:
-                parts = layout.read_parts(folder)
-            except OSError:
-                continue
-            for part in parts:
-                if part.node == self._spec.node:
-                    self.add(folder, part)
+        for folder, part in flush_state.parts_of(self._spec.folder, self._spec.node):
+            self.add(folder, part)
 
     def add(self, folder: str, manifest: layout.Manifest) -> None:
         """A part got its final name. Adding one again does nothing. Of ranks that wrote a step
@@ -143,7 +125,7 @@ class Flusher:
                 note = Note(manifest.run, note.destination, files=known.note.files)
                 step = Step(folder, dataclasses.replace(manifest, files=files), note)
             # Else it was saved again, by a training that was started anew.
-            for key in [k for k, s in self._steps.items() if _takes_over(step, s)]:
+            for key in [k for k, s in self._steps.items() if step.takes_over(s)]:
                 del self._steps[key]
             self._steps[step.key] = step
             self._changed.notify_all()
@@ -230,12 +212,14 @@ class Flusher:
         before = 0
         try:
             store, known = self._ready()
-            step = self._choose(waiting, known)
+            step, needless = order.choose(waiting, known, self._spec)
+            for one in needless:
+                self._skip(store, one)
             if step is not None:
                 before = step.done = 0
                 self._set(step, RUNNING)
                 began = self._clock()
-                self._flush(store, step)
+                self._carrier.bring(store, step)
                 self._recovered()
                 self._count(step, self._clock() - began)
                 self._set(step, FLUSHED)
@@ -259,111 +243,21 @@ class Flusher:
         if self._catalogue is None:
             self._catalogue = Catalogue(self._store)
         if not self._tidied:
-            self._tidy(self._store)
+            with self._changed:
+                steps = list(self._steps.values())
+            self._carrier.tidy(self._store, steps)
             self._tidied = True
         return self._store, self._catalogue
 
-    def _tidy(self, store: Store) -> None:
-        """Give up what earlier workers of this node began and nobody can go on with."""
-        with self._changed:
-            steps = list(self._steps.values())
-        active, own = set(), set()
-        for step in steps:
-            noted = step.note.files if step.state == PENDING else {}
-            active |= {n["upload"] for n in noted.values() if isinstance(n.get("upload"), str)}
-            manifest = step.manifest
-            for run in ("", manifest.run):
-                folder = layout.step_name(manifest.step, manifest.name, run)
-                # A folder's files that are gone on with stay: their keys are not ours to clear.
-                own |= {f"{folder}/{f.name}" for f in manifest.files if f.name not in noted}
-        try:
-            count = store.tidy(own, active)
-        except RemoteError as error:  # perhaps not allowed to list; the flush itself may be
-            self._log("warning", f"What earlier uploads left stays there: {error}")
-            return
-        if count:
-            self._log("info", f"{store.where}: gave up {count} uploads that broke off.")
-
-    def _choose(self, waiting: list[Step], known: Catalogue) -> Step | None:
-        """The next step; marks those that are needless as skipped."""
-        urgent = [step for step in waiting if step.urgent]
-        newest = sorted(waiting, key=lambda s: (s.manifest.step, s.manifest.time), reverse=True)
-        if urgent:
-            return urgent[0]
-        alone = all(set(s.manifest.ranks) >= set(range(s.manifest.world_size)) for s in waiting)
-        if len(newest) == 1 and alone:
-            return newest[0]
-        there, job = known.steps(), self._spec.job_id
-        complete = [stored.item for stored in there if stored.complete and stored.job_id == job]
-        wanted = [step for step in newest if not self._skip(step, complete)]
-        begun = {(s.name, s.step, s.run) for s in there if not s.complete}
-        return next((s for s in wanted if s.key in begun), wanted[0] if wanted else None)
-
-    def _skip(self, step: Step, complete: list[keep.Item]) -> bool:
-        manifest = step.manifest
-        item = keep.Item(manifest.name, manifest.step, manifest.run, manifest.time)
-        spec = self._spec
-        if not keep.superseded(item, complete, spec.keep_last, spec.keep_every):
-            return False
-        assert self._store is not None
-        for name, note in step.note.files.items():
-            if name in {file.name for file in manifest.files}:
-                for run in ("", manifest.run):
-                    folder = layout.step_name(manifest.step, manifest.name, run)
-                    self._store.discard(f"{folder}/{name}", note)
+    def _skip(self, store: Store, step: Step) -> None:
+        """A step that newer ones there make needless stays here only."""
+        self._carrier.give_up(store, step)
         self._log(
             "info",
-            f"{step.title} is not flushed: newer steps are complete at {self._store.where}, and "
-            f"keep_last {spec.keep_last} would remove it at once.",
+            f"{step.title} is not flushed: newer steps are complete at {store.where}, and "
+            f"keep_last {self._spec.keep_last} would remove it at once.",
         )
         self._set(step, SKIPPED)
-        return True
-
-    def _flush(self, store: Store, step: Step) -> None:
-        folder = catalogue.place(store, step.manifest)
-        name, text = layout.part_name(step.manifest.ranks), step.manifest.to_json()
-        if store.get_text(f"{folder}/{name}") not in (None, text):
-            # Saved before by this run: its manifest would not fit the files that come now.
-            store.delete(folder, [name])
-        with ThreadPoolExecutor(_FILES_AT_ONCE, "crater-file") as pool:
-            ways = [pool.submit(self._file, store, step, folder, e) for e in step.manifest.files]
-            errors = [error for way in ways if (error := way.exception())]
-        if errors:
-            raise next((e for e in errors if not isinstance(e, StoppedError)), errors[0])
-        store.put_text(f"{folder}/{name}", text)
-        if store.get_text(f"{folder}/{name}") != text:
-            raise RemoteError(f"{store.where}: the manifest of {step.title} is not what was put.")
-        step.note.flushed = True
-        self._keep(step)
-
-    def _file(self, store: Store, step: Step, folder: str, entry: layout.FileEntry) -> None:
-        key = f"{folder}/{entry.name}"
-        note = step.note.files.setdefault(entry.name, {})
-        if note.get("done") is True:
-            there = store.head(key)
-            if there is not None and there.size == entry.size:
-                step.progress(entry.size, self._clock())
-                return
-        note.pop("done", None)
-        transfer = Transfer(
-            resume=note,
-            keep=lambda: self._keep(step),
-            progress=lambda count: step.progress(count, self._clock()),
-            stop=self._stop,
-            limiter=self._limiter,
-        )
-        with Source(step.folder, entry) as source:
-            store.put_file(source, key, entry, transfer)
-        note.clear()
-        note["done"] = True
-        self._keep(step)
-
-    def _keep(self, step: Step) -> None:
-        try:
-            with step.lock:
-                step.note.write(step.folder)
-        except OSError as error:  # a full cache must not stop what empties it
-            self._log("warning", f"{step.title}: couldn't write {flush_state.NAME}: {error}.")
 
     # What came of it.
 
@@ -410,8 +304,3 @@ class Flusher:
             self._log("warning", f"{error} Next try in {seconds:.0f} s.")
         for one in [step] if step is not None else waiting:
             self._on_change(one)
-
-
-def _takes_over(step: Step, older: Step) -> bool:
-    """Whether a step lies where another start of the training had the same one."""
-    return older.folder == step.folder and older.key != step.key and older.key[:2] == step.key[:2]

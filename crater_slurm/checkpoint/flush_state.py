@@ -7,9 +7,12 @@ his own checkpoint.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -94,6 +97,11 @@ class Step:
     def title(self) -> str:
         return layout.step_name(self.manifest.step, self.manifest.name)
 
+    def takes_over(self, older: Step) -> bool:
+        """Whether it lies where another start of the training had the same step."""
+        same = older.folder == self.folder and older.key[:2] == self.key[:2]
+        return same and older.key != self.key
+
     def progress(self, count: int, now: float) -> None:
         """Count bytes that arrived."""
         with self.lock:
@@ -118,6 +126,20 @@ class Step:
             "next_try": self.next_try,
             "moved": self.moved,
         }
+
+
+def parts_of(folder: str, node: str) -> Iterator[tuple[str, layout.Manifest]]:
+    """A node's parts that lie in a cache, with the folders that they are in."""
+    try:
+        names = sorted(entry.name for entry in os.scandir(folder))
+    except OSError:
+        return
+    for name in names:
+        if layout.parse_step_name(name):
+            with contextlib.suppress(OSError):
+                for part in layout.read_parts(f"{folder}/{name}"):
+                    if part.node == node:
+                        yield f"{folder}/{name}", part
 
 
 def _clock(moment: float) -> str:

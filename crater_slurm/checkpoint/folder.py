@@ -179,7 +179,7 @@ class Folder:
                 return mine
             if restored:
                 return finishing.give_free_name(parent, hidden, name, manifest.run)
-            finishing.give_name(parent, name)
+            finishing.put_in_place(parent, hidden, name)
             return name
 
     def find(self, name: str, step: int, run: str) -> LocalStep | None:

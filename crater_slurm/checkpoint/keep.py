@@ -1,7 +1,7 @@
 """Which steps may go, by keep_last and keep_every; pure rules, for the cache and the destination.
 
 Never to go: the newest complete step, one that is not safe yet, one being read, and what is not a
-complete step, for nobody knows what it may still become.
+complete step, for nobody knows what it may still become, unless a newer one makes it needless.
 """
 
 from __future__ import annotations

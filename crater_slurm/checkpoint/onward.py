@@ -98,12 +98,21 @@ class Onward:
 
     def removable(self, steps: Sequence[LocalStep], over_bytes: int) -> list[LocalStep]:
         """By the rules of keeping; what is not at the destination stays while there is one."""
-        by_item = {self._item(step): step for step in steps}
-        items, spec = list(by_item), self._spec
+        spec = self._spec
+        most = _most_ranks(steps, spec)
+        by_item = {self._item(step, most): step for step in steps}
+        items = list(by_item)
         last = spec.keep_last
         if last and not spec.remote.url and len(spec.nodes) > 1:
             last += 1  # another node may not have the newest yet: the one before is complete
         gone = keep.removable(items, last, spec.keep_every)
+        whole = [item for item in items if item.complete]
+        gone += [
+            item
+            for item in items
+            if not item.complete and item.safe and not item.busy
+            and keep.superseded(item, whole, last, spec.keep_every)
+        ]  # fmt: skip
         if over_bytes and spec.remote.url:
             gone += [item for item in keep.evictable(items) if item not in gone]
         found = [by_item[item] for item in gone]
@@ -111,11 +120,16 @@ class Onward:
             self._flusher.forget(step.name, step.step, step.run)
         return found
 
-    def _item(self, step: LocalStep) -> keep.Item:
+    def _item(self, step: LocalStep, most: dict[tuple[str, int], int]) -> keep.Item:
         known = self.flushed(step.name, step.step, step.run)
         safe = known or not step.own(self._spec.node)
         busy = (step.name, step.step) in self._busy
-        return keep.Item(step.name, step.step, step.run, step.time, safe=safe, busy=busy)
+        own = _own_parts(step, self._spec.node)
+        # What trainers write themselves comes rank by rank, and may have been broken off.
+        alone = bool(own) and all(len(part.files) == 1 for part in own)
+        complete = step.whole or not alone or len(own) >= most[step.name, own[0].world_size]
+        key = step.name, step.step, step.run, step.time
+        return keep.Item(*key, complete=complete, safe=safe, busy=busy)
 
     def available(self, name: str) -> list[tuple[int, str, float]]:
         return [(a.step, a.run, a.time) for a in restore.available(self._spec, name)]
@@ -200,3 +214,19 @@ class Onward:
         steps = [s for s in self._flusher.state() if s["state"] not in (FLUSHED, SKIPPED)]
         shown = [{**step, "error": step["error"][:300]} for step in steps[-_MOST_SHOWN:]]
         return {"destination": self._spec.remote.url, "steps": shown, "count": len(steps)}
+
+
+def _own_parts(step: LocalStep, node: str) -> list[Manifest]:
+    return [part for part in step.parts if part.node == node]
+
+
+def _most_ranks(steps: Sequence[LocalStep], spec: Spec) -> dict[tuple[str, int], int]:
+    """How many ranks of this node save steps of a name and world size, by the fullest. On one of
+    several nodes a step with the whole world has been brought here, and tells nothing."""
+    most: defaultdict[tuple[str, int], int] = defaultdict(int)
+    for step in steps:
+        own = _own_parts(step, spec.node)
+        if own and not (step.whole and len(spec.nodes) > 1):
+            key = step.name, own[0].world_size
+            most[key] = max(most[key], len({rank for part in own for rank in part.ranks}))
+    return most

@@ -96,7 +96,7 @@ def publish(local: str) -> None:
         if _libc.syncfs(fd) != 0:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number), parent)
-        finishing.give_name(fd, name)
+        finishing.put_in_place(fd, layout.partial_name(name), name)
     finally:
         os.close(fd)
 

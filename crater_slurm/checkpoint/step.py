@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from crater_slurm.checkpoint.folder import Leftover
 from crater_slurm.checkpoint.save import Save
 from crater_slurm.job import layout
 from crater_slurm.job.layout import FileEntry
@@ -57,6 +58,19 @@ class Step:
         save = self.saves.get(rank)
         return save.begun_at if save is not None else self.left_at.get(rank, 0.0)
 
+    def older(self, save: Save, began: dict[int, float]) -> list[int]:
+        """Ranks that saved it in an earlier start than ``save``'s: the starts have other names or,
+        where none is known, they saved before ``save``'s process was started and their own is
+        gone, or was started anew too. ``began``: when the connected ranks' processes were."""
+        if self.run != save.place.run:
+            return list(self.ranks)
+        return [
+            rank
+            for rank in self.ranks
+            if (at := self.written_at(rank)) < save.since
+            and (rank == save.place.rank or began.get(rank, at + 1) > at)
+        ]
+
     def drop(self, rank: int) -> str:
         """Forget a rank's file; its name."""
         save, entry = self.saves.pop(rank, None), self.kept.pop(rank, None)
@@ -71,7 +85,42 @@ class Step:
         return [*self.saves.values(), *self.followers]
 
 
-def some(numbers: list[int]) -> str:
+def from_leftover(left: Leftover, run: str, now: float) -> Step | None:
+    """The step whose ranks a killed worker of this run left whole; None where there is none. Of
+    several starts of the training the latest counts."""
+    mine = [
+        entry
+        for entry in left.kept.values()
+        if layout.is_of_run(entry.manifest.run, run)
+        and layout.step_name(entry.manifest.step, entry.manifest.name) == left.name
+    ]
+    if not mine:
+        return None
+    last = max(mine, key=lambda entry: entry.manifest.time)
+    whole = last.manifest
+    step = Step(whole.name, whole.step, last.local, whole.world_size, whole.run, now)
+    kept = [e for e in mine if (e.local, e.manifest.run) == (last.local, whole.run)]
+    step.kept = {entry.rank: entry.file for entry in kept}
+    step.left_at = {entry.rank: entry.manifest.time for entry in kept}
+    step.touched = now
+    return step
+
+
+def left_out(step: Step, live: set[int]) -> str:
+    """What a person should know of a step that some ranks left out. ``live`` are connected."""
+    there, missing = sorted(step.ranks), sorted(live - step.ranks)
+    if missing:
+        who = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {_some(missing)}"
+    else:
+        who = f"{step.local - len(there)} of {step.local} ranks"
+    saved = ", ".join(map(str, there[:8])) or "none"
+    return (
+        f"{step.name} {step.step}: {who} of this node never saved it (saved: rank {saved} "
+        f"of {step.local} here); call save() on every rank, or save(..., only_rank=0)."
+    )
+
+
+def _some(numbers: list[int]) -> str:
     return ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")
 
 

@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterable
 from crater_slurm.checkpoint import faults
 from crater_slurm.checkpoint.folder import Leftover, LocalStep
 from crater_slurm.checkpoint.save import Save
-from crater_slurm.checkpoint.step import Step, disagree, some
+from crater_slurm.checkpoint.step import Step, disagree, from_leftover, left_out
 from crater_slurm.checkpoint.tools import Tools
-from crater_slurm.job import layout
 from crater_slurm.job.layout import Manifest
 
 Key = tuple[str, int]
@@ -66,26 +65,12 @@ class Steps:
         """What a killed worker left: ranks of this run that are whole are taken over."""
         now, wall = self._tools.clock(), self._tools.now()
         for left in leftovers:
-            found = left.kept.values()
-            run = self._tools.spec.run
-            mine = [
-                e
-                for e in found
-                if layout.is_of_run(e.manifest.run, run)
-                and layout.step_name(e.manifest.step, e.manifest.name) == left.name
-            ]
-            if not mine:
+            step = from_leftover(left, self._tools.spec.run, now)
+            if step is None:
                 age = max(0.0, min(LEFTOVER_S, wall - left.changed_at))
                 self._leftovers[left.name] = now + LEFTOVER_S - age
-                continue
-            last = max(mine, key=lambda e: e.manifest.time)  # of the latest start of the training
-            m = last.manifest
-            step = Step(m.name, m.step, last.local, m.world_size, m.run, self._tools.clock())
-            kept = [e for e in mine if (e.local, e.manifest.run) == (last.local, m.run)]
-            step.kept = {e.rank: e.file for e in kept}
-            step.left_at = {e.rank: e.manifest.time for e in kept}
-            step.touched = now
-            self.waiting[m.name, m.step] = step
+            else:
+                self.waiting[step.name, step.step] = step
 
     # From the trainers
 
@@ -185,7 +170,7 @@ class Steps:
         if save.place.run != step.run and began.get(save.place.rank, 0.0) > save.since:
             save.fail(ValueError("its process is gone, and a later start of the training saves it"))
             return False
-        old = [rank for rank in step.ranks if self._is_older(step, rank, save, began)]
+        old = step.older(save, began)
         if old and step.finishing:
             save.fail(ValueError("it gets its final name as it was saved before a restart"))
             return False
@@ -198,16 +183,6 @@ class Steps:
         # Before a new file is noted there: the clerk does one thing after the other.
         self._tools.clerk.ask(lambda: folder.withdraw(name, files), lambda _, __: None)
         return True
-
-    @staticmethod
-    def _is_older(step: Step, rank: int, save: Save, began: dict[int, float]) -> bool:
-        """Whether a rank saved a step in an earlier start than ``save``'s: the starts have other
-        names or, where none is known, it was saved before ``save``'s process was started and its
-        own process is gone, or was started anew too."""
-        at = step.written_at(rank)
-        if step.run != save.place.run:
-            return True
-        return at < save.since and (rank == save.place.rank or began.get(rank, at + 1) > at)
 
     # From the saves
 
@@ -298,18 +273,7 @@ class Steps:
         self._leftovers[name] = self._tools.clock() + LEFTOVER_S
 
     def _why(self, step: Step) -> str:
-        """What a person should know of a step that some ranks left out."""
-        there = sorted(step.ranks)
-        missing = sorted(self._live_ranks() - step.ranks)
-        if missing:
-            who = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {some(missing)}"
-        else:
-            who = f"{step.local - len(there)} of {step.local} ranks"
-        saved = ", ".join(map(str, there[:8])) or "none"
-        return (
-            f"{step.name} {step.step}: {who} of this node never saved it (saved: rank {saved} "
-            f"of {step.local} here); call save() on every rank, or save(..., only_rank=0)."
-        )
+        return left_out(step, self._live_ranks())
 
     def sweep(self, *, ended: bool = False) -> None:
         """Give up what nobody will finish. ``ended``: no trainer will come any more."""

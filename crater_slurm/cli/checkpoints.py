@@ -8,27 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from crater_slurm.cli import checkpoint_places as places
 from crater_slurm.cli import checkpoints_view as view
-from crater_slurm.cli.context import loaded
 from crater_slurm.cli.output import print_json
 from crater_slurm.errors import CraterError, UsageError
 
 if TYPE_CHECKING:
-    from crater_slurm.checkpoint.remote.catalogue import Stored
-    from crater_slurm.checkpoint.remote.store import Store
-    from crater_slurm.checkpoint.spec import Remote
+    pass
 
-_JOB = re.compile(r"[0-9]{1,10}\Z")
 _POLL_SECONDS = 1.0
 
 Command = Callable[..., Any]
@@ -64,13 +59,13 @@ def list_(where: str | None, profile: str, endpoint: str, as_json: bool) -> None
     where = where or os.environ.get("SLURM_JOB_ID") or ""
     if not where:
         raise UsageError("name a job, a folder or a URL; outside a job none is understood")
-    if _is_job(where):
-        found = _ask(where, {"op": "list"})
+    if places.is_job(where):
+        found = places.ask(where, {"op": "list"})
         print_json(found) if as_json else view.job_steps(found)
         return
     from crater_slurm.checkpoint import inspect
 
-    with _opened(where, profile, endpoint) as store:
+    with places.opened(where, profile, endpoint) as store:
         rows = inspect.steps(store)
         if as_json:
             print_json({"place": store.where, "steps": rows})
@@ -89,18 +84,18 @@ def show(
     where: str, step: int | None, name: str, run: str | None, as_json: bool, **keys: str
 ) -> None:
     """Show a step's parts and files."""
-    if _is_job(where):
-        found = _ask(where, {"op": "show", "name": name, "step": step})
+    if places.is_job(where):
+        found = places.ask(where, {"op": "show", "name": name, "step": step})
         copies: dict[str, list[dict[str, Any]]] = found["copies"]
         if run is not None:
             copies = {k: [s for s in v if s["run"] == run] for k, v in copies.items()}
         if not any(copies.values()):
-            raise CraterError(_missing(f"job {where}", name, step))
+            raise CraterError(places.missing(f"job {where}", name, step))
     else:
         from crater_slurm.checkpoint import inspect
 
-        with _opened(where, **keys) as store:
-            found_here = _find(store, name, step, run)
+        with places.opened(where, **keys) as store:
+            found_here = places.find(store, name, step, run)
             copies = {store.where: [inspect.show(stored) for stored in found_here]}
     print_json(copies) if as_json else view.copies(copies)
 
@@ -126,11 +121,11 @@ def verify(
 
     The exit code is 1 when something is damaged.
     """
-    if _is_job(where):
+    if places.is_job(where):
         question = {"op": "verify", "name": name, "step": step, "destination": destination}
-        found = _ask(where, question)
+        found = places.ask(where, question)
         if not found["checked"]:
-            raise CraterError(_missing(f"job {where}", name, step))
+            raise CraterError(places.missing(f"job {where}", name, step))
     else:
         found = _verify_here(where, step, name, run, keys)
     print_json(found) if as_json else view.verified(found)
@@ -145,9 +140,9 @@ def _verify_here(
 
     damaged: list[str] = []
     checked = []
-    with _opened(where, **keys) as store:
-        for stored in _find(store, name, step, run):
-            with _bar("verify", inspect.row(stored)["bytes"]) as progress:
+    with places.opened(where, **keys) as store:
+        for stored in places.find(store, name, step, run):
+            with places.bar("verify", inspect.row(stored)["bytes"]) as progress:
                 wrong = inspect.verify(store, stored, progress)
             damaged += wrong
             known = {k: inspect.row(stored)[k] for k in ("name", "step", "run", "bytes")}
@@ -173,7 +168,7 @@ def flush(
     **keys: str,
 ) -> None:
     """Bring steps to their destination now: of a job, or of a FOLDER that a job left, with --to."""
-    if not _is_job(where):
+    if not places.is_job(where):
         if to is None:
             raise UsageError("say where the folder's steps go: --to FOLDER or --to URL")
         if step is not None:
@@ -183,7 +178,7 @@ def flush(
         return
     if to is not None:
         raise UsageError("a job has its own destination; --to is for folders")
-    found = _ask(where, {"op": "flush", "name": name, "step": step})
+    found = places.ask(where, {"op": "flush", "name": name, "step": step})
     if wait:
         found = _wait(where, name, step, found)
     print_json(found) if as_json else view.flushing(found, where)
@@ -202,7 +197,7 @@ def _wait(job: str, name: str, step: int | None, found: dict[str, Any]) -> dict[
         if sys.stderr.isatty():
             click.echo(f"\r{view.amount(done)} of {view.amount(size)} ", nl=False, err=True)
         time.sleep(_POLL_SECONDS)
-        found = _ask(job, {"op": "flushing"})
+        found = places.ask(job, {"op": "flushing"})
 
 
 def _flush_folder(folder: str, to: str, keys: dict[str, str]) -> list[dict[str, Any]]:
@@ -210,8 +205,8 @@ def _flush_folder(folder: str, to: str, keys: dict[str, str]) -> list[dict[str, 
     from crater_slurm.checkpoint.flush import Flusher
     from crater_slurm.checkpoint.remote import open_store
 
-    remote, rows = _remote(to, **keys), []
-    with _opened(folder, **keys) as store:
+    remote, rows = places.remote_of(to, **keys), []
+    with places.opened(folder, **keys) as store:
         if "://" in store.where:
             raise UsageError(f"only folders are flushed, and {folder} is a URL")
         for spec, parts in inspect.left(store, store.where, remote, str(Path.home())):
@@ -254,10 +249,10 @@ def restore(
 ) -> None:
     """Bring a complete step into the job's cache, or into the folder that --to names."""
     source = ""
-    if _is_job(where):
-        found = _ask(where, {"op": "restore", "name": name, "step": step, "run": run})
+    if places.is_job(where):
+        found = places.ask(where, {"op": "restore", "name": name, "step": step, "run": run})
         if not found.get("folder"):
-            raise CraterError(_missing(f"job {where}", name, step))
+            raise CraterError(places.missing(f"job {where}", name, step))
         folder, source = str(found["folder"]), str(found["source"])
         step, run = int(found["step"]), str(found["run"])
         if to is not None:
@@ -275,82 +270,10 @@ def _copy(
 ) -> tuple[str, int, str]:
     from crater_slurm.checkpoint import inspect
 
-    with _opened(where, **keys) as store:
-        stored = next((s for s in _find(store, name, step, run) if s.complete), None)
+    with places.opened(where, **keys) as store:
+        stored = next((s for s in places.find(store, name, step, run) if s.complete), None)
         if stored is None:
             raise CraterError(f"{name} {step} is not complete at {store.where}")
-        with _bar("restore", inspect.row(stored)["bytes"]) as progress:
+        with places.bar("restore", inspect.row(stored)["bytes"]) as progress:
             folder = inspect.copy(store, stored, str(Path(to).absolute()), progress)
     return folder, stored.step, stored.run
-
-
-# Places
-
-
-def _is_job(where: str) -> bool:
-    return bool(_JOB.match(where))
-
-
-def _ask(job: str, question: dict[str, Any]) -> dict[str, Any]:
-    from crater_slurm.node.ask import ask
-
-    return ask(loaded().settings.node.socket, job, question)
-
-
-def _remote(where: str, profile: str = "default", endpoint: str = "") -> Remote:
-    from crater_slurm.node.destinations import own
-
-    settings = loaded().settings.node.checkpoints
-    place = where if "://" in where else os.path.normpath(Path(where).absolute())
-    return own(place, settings, profile, endpoint)
-
-
-@contextlib.contextmanager
-def _opened(where: str, profile: str = "default", endpoint: str = "") -> Iterator[Store]:
-    """A place to read; what goes wrong with it is an error for people."""
-    from crater_slurm.checkpoint import remote as remotes
-    from crater_slurm.checkpoint.remote.store import RemoteError
-    from crater_slurm.checkpoint.restore import NotThereError
-
-    if "://" not in where and not Path(where).is_dir():
-        raise UsageError(
-            f"{where} is no folder; name a job id, a folder with checkpoints, or a URL such as "
-            "s3://bucket/prefix"
-        )
-    try:
-        found = remotes.open_store(_remote(where, profile, endpoint), str(Path.home()))
-        with contextlib.closing(found):
-            yield found
-    except (RemoteError, NotThereError) as error:
-        raise CraterError(str(error)) from error
-    except OSError as error:
-        raise CraterError(f"{error.filename or where}: {error.strerror or error}") from error
-
-
-def _find(store: Store, name: str, step: int | None, run: str | None) -> list[Stored]:
-    from crater_slurm.checkpoint import inspect
-
-    if found := inspect.find(store, name, step, run):
-        return found
-    raise CraterError(_missing(store.where, name, step))
-
-
-def _missing(where: str, name: str, step: int | None) -> str:
-    what = f"no {name} {step}" if step is not None else f"no complete checkpoint {name!r}"
-    return f"{where} has {what}; `crater checkpoints list` shows what is there"
-
-
-@contextlib.contextmanager
-def _bar(label: str, length: int) -> Iterator[Callable[[int], None]]:
-    """Progress for who sits at a terminal; called by several threads."""
-    if not sys.stderr.isatty():
-        yield lambda count: None
-        return
-    lock = threading.Lock()
-    with click.progressbar(length=length, label=label, file=sys.stderr) as bar:
-
-        def progress(count: int) -> None:
-            with lock:
-                bar.update(count)
-
-        yield progress

@@ -300,7 +300,7 @@ def test_descriptors_sent_along_are_closed(served: Daemon) -> None:
         trainer.hear("status")
     trainer.send("status")  # answered after the last ones were closed
     trainer.hear("status")
-    assert len(list(fds.iterdir())) == before
+    assert len(list(fds.iterdir())) <= before
 
 
 def test_the_daemon_s_socket_takes_messages_that_are_wrong(served: Daemon) -> None:

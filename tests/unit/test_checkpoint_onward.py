@@ -291,3 +291,25 @@ def test_to_s3_and_back(s3: Server, tmp_path: Path, cache: Path) -> None:
         trainer.send("restore", name="step", step=None, run=None, ranks=None)
         assert trainer.hear("restored")["source"] == "remote"
         assert content(cache, 3) == data
+
+
+@pytest.mark.parametrize("nodes", [(), ("n1",), ("n1", "n2")])
+def test_what_one_rank_alone_wrote_costs_no_step_that_is_whole(
+    tmp_path: Path, nodes: tuple[str, ...]
+) -> None:
+    """A trainer without a worker was killed before the other ranks of its node had written."""
+    cache, world = tmp_path / "cache", 4 if len(nodes) > 1 else 2
+    job = spec(cache, nodes=nodes, keep_last=2)
+    for step in range(1, 5):
+        make_step(cache, step, {0: 10, 1: 10}, world=world, run="7.0.1")
+    for step, rank in ((4, 0), (5, 0), (6, 1)):  # in a later start, step 4 again
+        folder, _ = make_step(tmp_path / "alone", step, {rank: 10}, world=world, run="7.0.2")
+        os.rename(folder, cache / f"{layout.step_name(step)}.7.0.2")
+    onward = Onward(job, lambda: None, lambda *_: None)
+    found = onward.removable(Folder(str(cache)).scan(), 0)
+    extra = () if len(nodes) <= 1 else (2,)  # several nodes keep one more
+    assert sorted(step.step for step in found) == sorted({1, 2} - set(extra))
+    for step in (7, 8, 9):  # now they are needless
+        make_step(cache, step, {0: 10, 1: 10}, world=world, run="7.0.2")
+    found = onward.removable(Folder(str(cache)).scan(), 0)
+    assert {(step.step, step.run) for step in found} >= {(5, "7.0.2"), (6, "7.0.2"), (4, "7.0.2")}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from crater_slurm.checkpoint import syscalls
+from crater_slurm.checkpoint import finishing
 from crater_slurm.job.layout import CHUNK_BYTES, FileEntry
 
 
@@ -42,17 +42,10 @@ def sync_folder(path: str) -> None:
         os.close(fd)
 
 
-def put_in_place(partial: str, final: str) -> bool:
-    """Give a folder its final name; where that is taken, the two change places in one step.
-
-    True when they did: ``partial`` is the older one then, for the caller to remove.
-    """
-    if not os.path.lexists(final):
-        os.rename(partial, final)
-        return False
+def put_in_place(partial: str, final: str) -> None:
+    """Give a completed folder its final name beside it; see ``finishing``."""
     parent = os.open(os.path.dirname(final), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        syscalls.exchange(parent, os.path.basename(partial), os.path.basename(final))
+        finishing.put_in_place(parent, os.path.basename(partial), os.path.basename(final))
     finally:
         os.close(parent)
-    return True

@@ -233,7 +233,5 @@ def _assemble(folder: str, choice: Choice, parts: list[Part]) -> str:
         for name in (*names, layout.part_name(part.manifest.ranks)):
             os.link(os.path.join(part.path, name), os.path.join(partial, name))
     sync_folder(partial)
-    if put_in_place(partial, final):
-        shutil.rmtree(partial, ignore_errors=True)
-    sync_folder(folder)
+    put_in_place(partial, final)
     return final

@@ -118,10 +118,7 @@ class Incoming:
             file.flush()
             os.fsync(file.fileno())
         sync_folder(self._partial)
-        exchanged = put_in_place(self._partial, self._final)
-        sync_folder(os.path.dirname(self._final))
-        if exchanged:
-            shutil.rmtree(self._partial, ignore_errors=True)
+        put_in_place(self._partial, self._final)
         return self._final
 
     def close(self) -> None:

@@ -8,7 +8,6 @@ compared, unless the site says otherwise.
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import threading
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from typing import Any, TypeVar
 
 from crater_slurm.checkpoint import checksum
 from crater_slurm.checkpoint.destination import Place
+from crater_slurm.checkpoint.remote.body import Body
 from crater_slurm.checkpoint.remote.credentials import scrub
 from crater_slurm.checkpoint.remote.retry import Patience
 from crater_slurm.checkpoint.remote.store import (
@@ -164,7 +164,7 @@ class ObjectStore:
         what = f"put {key}"
 
         def work() -> None:
-            body = _Body(source, entry, transfer)
+            body = _FileBody(source, entry, transfer)
             least = -(-entry.size // 10_000)
             try:
                 self._library.put(
@@ -284,14 +284,13 @@ class ObjectStore:
             return None
 
 
-class _Body(io.RawIOBase):
+class _FileBody(Body):
     """A file that the library reads: checked chunk by chunk, counted, and stopped when told."""
 
     def __init__(self, source: Source, entry: layout.FileEntry, transfer: Transfer) -> None:
+        super().__init__(entry.size)
         self._source = source
-        self._entry = entry
         self._transfer = transfer
-        self._at = 0
         self._chunk = (-1, bytearray())
         self._error: Exception | None = None
 
@@ -301,7 +300,7 @@ class _Body(io.RawIOBase):
             raise self._error
 
     def read(self, size: int | None = -1) -> bytes:
-        left = self._entry.size - self._at
+        left = self.size - self.at
         count = left if size is None or size < 0 else min(size, left)
         out = bytearray()
         try:
@@ -314,26 +313,12 @@ class _Body(io.RawIOBase):
 
     def _piece(self, most: int) -> bytearray:
         self._transfer.check()
-        start = self._at - self._at % layout.CHUNK_BYTES
+        start = self.at - self.at % layout.CHUNK_BYTES
         if self._chunk[0] != start:
-            count = min(layout.CHUNK_BYTES, self._entry.size - start)
+            count = min(layout.CHUNK_BYTES, self.size - start)
             self._transfer.limiter.take(count)
             self._chunk = (start, self._source.read(start, count))
             self._transfer.progress(count)
-        data = self._chunk[1][self._at - start : self._at - start + most]
-        self._at += len(data)
+        data = self._chunk[1][self.at - start : self.at - start + most]
+        self.at += len(data)
         return data
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = (0, self._at, self._entry.size)[whence]
-        self._at = max(0, base + offset)
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True

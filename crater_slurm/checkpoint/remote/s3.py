@@ -17,7 +17,7 @@ from typing import Any
 from crater_slurm.checkpoint import checksum, sums
 from crater_slurm.checkpoint.destination import Place
 from crater_slurm.checkpoint.remote.retry import Patience
-from crater_slurm.checkpoint.remote.s3_client import Body, Client
+from crater_slurm.checkpoint.remote.s3_client import Client, PartBody
 from crater_slurm.checkpoint.remote.s3_upload import MOST_PARTS, Upload, decoded, encoded
 from crater_slurm.checkpoint.remote.store import (
     Listed,
@@ -280,7 +280,7 @@ class S3Store:
         event = stop or threading.Event()
 
         def once() -> Any:
-            body = {} if data is None else {"Body": Body(data, event)}
+            body = {} if data is None else {"Body": PartBody(data, event)}
             return self._client.call(operation, what, Bucket=self._bucket, **body, **parameters)
 
         return self._patience.call(once, event)

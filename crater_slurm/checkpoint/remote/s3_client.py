@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import io
 import os
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from crater_slurm.checkpoint.remote.body import Body
 from crater_slurm.checkpoint.remote.credentials import Access, scrub
 from crater_slurm.checkpoint.remote.store import RemoteError, StoppedError
 
@@ -59,42 +59,25 @@ class Place:
     read_seconds: float = _READ_SECONDS
 
 
-class Body(io.RawIOBase):
+class PartBody(Body):
     """A part's bytes as a file, so that each piece, not the whole part, must beat the timeout.
 
     A read gives up to _PIECE_BYTES even when less is asked: urllib3 asks for 16 KiB at a time.
     """
 
     def __init__(self, data: bytes | bytearray, stop: threading.Event) -> None:
+        super().__init__(len(data))
         self._view = memoryview(data)
-        self._at = 0
         self._stop = stop
 
     def read(self, size: int | None = -1) -> bytes:
         if self._stop.is_set():
             raise StoppedError
         whole = size is None or size < 0
-        count = len(self._view) if whole else max(size or 0, _PIECE_BYTES)
-        data = bytes(self._view[self._at : self._at + count])
-        self._at += len(data)
+        count = self.size if whole else max(size or 0, _PIECE_BYTES)
+        data = bytes(self._view[self.at : self.at + count])
+        self.at += len(data)
         return data
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = (0, self._at, len(self._view))[whence]
-        self._at = max(0, base + offset)
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def __len__(self) -> int:
-        return len(self._view)
 
 
 class Client:
