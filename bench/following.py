@@ -22,7 +22,7 @@ from crater_slurm.lab import Lab
 from crater_slurm.store.task_tables import TaskRow
 
 _ARRAY = 10_000
-_NODES = 2_000
+_NODES = 1_000
 _WARM_SECONDS = 75
 _QUESTIONS = ("REQUEST_JOB_INFO", "REQUEST_JOB_INFO_SINGLE", "REQUEST_JOB_USER_INFO")
 

@@ -28,7 +28,7 @@ from crater_slurm.store.task_records import NewTask, StoredTask
 _log = logging.getLogger("crater.alldata.recover")
 #: A search is repeated so soon.
 _AGAIN_SECONDS = 5.0
-_WORKERS = 4
+_WORKERS = 8
 #: Source of tasks that users submit themselves.
 COMMAND = "command"
 

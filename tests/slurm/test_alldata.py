@@ -64,6 +64,8 @@ CONF = {
             "hmac_key_file": "/etc/crater/callback.key",
             "timeout_seconds": 2,
             "first_wait_seconds": 0.2,
+            # A scheduler is killed with a callback in hand, by chance; another waits for this.
+            "lease_seconds": 10,
             "longest_wait_seconds": 1,
         },
     },
