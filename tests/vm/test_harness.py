@@ -6,6 +6,7 @@ from __future__ import annotations
 import getpass
 import itertools
 import json
+import re
 import shutil
 import socket
 import subprocess
@@ -149,6 +150,28 @@ class TestMachine:
         absent = tmp_path / "absent"
         with pytest.raises(GuestError, match="absent"):
             Guest.boot(Image("24.11", absent, absent, absent, absent), tmp_path)
+
+    @pytest.mark.parametrize(
+        ("said", "tries"),
+        [
+            ("rcu: rcu_preempt kthread timer wakeup didn't happen for 5251 jiffies!", 3),
+            ("Kernel panic - not syncing: VFS", 1),
+        ],
+    )
+    def test_whose_kernel_hangs_by_chance_is_booted_again(
+        self, tmp_path: Path, said: str, tries: int
+    ) -> None:
+        """The emulator here is a script that writes to the console, and ends on a panic."""
+        program, log = tmp_path / "emulator", tmp_path / "runs"
+        program.write_text(
+            f"#!/bin/sh\necho >>{log}\nfor word; do case $word in file:*) to=${{word#file:}};; esac;"
+            f' done\necho "{said}" >$to\ncase "{said}" in *panic*) ;; *) exec sleep 60;; esac\n'
+        )
+        program.chmod(0o755)
+        image = Image("24.11", *[tmp_path] * 4, emulator=(str(program),))
+        with pytest.raises(GuestError, match=re.escape(said)):
+            Guest.boot(image, tmp_path)
+        assert len(log.read_text().splitlines()) == tries
 
 
 class TestSlurmConf:

@@ -88,15 +88,23 @@ def start(guest: Guest, name: str, *, limit_kib: int = 0, **told: object) -> Wor
     return worker
 
 
-@pytest.fixture
-def part(guest: Guest, rdma: str) -> Iterator[str]:
-    """A part on node a: its step's folder. Whatever runs at the end is ended."""
+@pytest.fixture(scope="module")
+def made(guest: Guest, rdma: str) -> Iterator[str]:
+    """A folder with a part of node a, to be copied: an emulated machine takes long to make it."""
     code = (
         "from pathlib import Path; from peer_samples import make_part; "
-        f"print(make_part(Path('{PLACE}/a'), 7, [0], world=1, size={SIZE})[0])"
+        f"make_part(Path('{PLACE}.made'), 7, [0], world=1, size={SIZE})"
     )
-    guest.check(f"rm -rf {PLACE}; mkdir -p {PLACE}/b; chmod -R 777 {PLACE}")
-    yield guest.check(f'cd {SOURCE} && PYTHONPATH=. python3 -c "{code}" && chmod -R a+rwX {PLACE}')
+    guest.check(f'rm -rf {PLACE}.made; cd {SOURCE} && PYTHONPATH=. python3 -c "{code}"')
+    yield f"{PLACE}.made"
+    guest.check(f"rm -rf {PLACE} {PLACE}.made")
+
+
+@pytest.fixture
+def part(guest: Guest, made: str) -> Iterator[str]:
+    """A part on node a: its step's folder. Whatever runs at the end is ended."""
+    guest.check(f"rm -rf {PLACE}; mkdir -p {PLACE}/b; cp -r {made} {PLACE}/a; chmod -R 777 {PLACE}")
+    yield f"{PLACE}/a/step-000000007"
     guest.run(f"for pid in $(cat {PLACE}/*.pid); do kill -9 $pid; done")
 
 
