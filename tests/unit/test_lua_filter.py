@@ -972,6 +972,11 @@ def test_a_modification_of_a_planned_job_is_asked_about(lua: str, lua_filter: Fi
     ]
 
 
+#: Of what backtracks a mebibyte takes hours, of what does not some tenths of a second; whatever
+#: machine this is, and whatever else it does, lies between.
+_HOURS_S = 60
+
+
 @each_lua
 @pytest.mark.parametrize("comment", [" ", "crater-plan:", " \t", "crater-plan: "])
 def test_no_comment_takes_long_to_read(lua: str, comment: str, lua_filter: Filter) -> None:
@@ -982,7 +987,7 @@ def test_no_comment_takes_long_to_read(lua: str, comment: str, lua_filter: Filte
     crater.submit(job({{comment = c .. "x crater-plan:y" .. c}}), {{}}, 1)
     emit("took", clock() - before)
     """
-    assert float(lua_filter.run(lua, scenario, with_answer())["took"]) < 2
+    assert float(lua_filter.run(lua, scenario, with_answer())["took"]) < _HOURS_S
 
 
 @each_lua
@@ -994,7 +999,7 @@ def test_no_script_takes_long_to_read(lua: str, line: str, lua_filter: Filter) -
     crater.submit(job({{script = s}}), {{}}, 1)
     emit("took", clock() - before)
     """
-    assert float(lua_filter.run(lua, scenario, with_answer())["took"]) < 2
+    assert float(lua_filter.run(lua, scenario, with_answer())["took"]) < _HOURS_S
 
 
 # Settings -------------------------------------------------------------------------------------

@@ -433,9 +433,8 @@ def _values(requirement: Any) -> st.SearchStrategy[Any]:
     if requirement.kind == "mig":
         return st.from_regex(r"[1-9]g\.[0-9]{1,3}gb(\+me)?", fullmatch=True)
     if requirement.kind == "destination":
-        return st.sampled_from(["on", "off"]) | _line().map(
-            lambda t: "/" + re.sub(r"\.\.|%", "", t)
-        )
+        paths = _line().filter(lambda t: ".." not in t and "%" not in t).map("/{}".format)
+        return st.sampled_from(["on", "off"]) | paths
     if requirement.kind in {"word", "stage"}:
         return st.just("/data/set,s3://bucket/set") if requirement.kind == "stage" else _line()
     if requirement.kind == "credentials":
