@@ -398,7 +398,7 @@ def test_each_step_that_arrives_is_told_once_also_over_a_new_daemon(node: Node) 
     assert (report["grant"]["ranks"], report["grant"]["world"]) == (1, 1)
     # A daemon that ends between telling and noting it tells once more: better twice than never.
     noted = node.settings.node.state_dir / "jobs/7.json"
-    assert wait_for(lambda: '"told"' in noted.read_text())
+    assert wait_for(lambda: "step/5/7.0" in noted.read_text())
     node.stop()
     node.start()
     node.services.spool = told  # type: ignore[assignment]
