@@ -11,6 +11,7 @@ import functools
 import hashlib
 import json
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -28,7 +29,7 @@ from crater_slurm.store.task_records import NewTask, StoredTask
 _log = logging.getLogger("crater.alldata.recover")
 #: A search is repeated so soon.
 _AGAIN_SECONDS = 5.0
-_WORKERS = 8
+_WORKERS = min(8, max(2, os.cpu_count() or 1))
 #: Source of tasks that users submit themselves.
 COMMAND = "command"
 

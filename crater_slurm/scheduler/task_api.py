@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
@@ -27,10 +28,13 @@ from crater_slurm.scheduler.callers import Call, Callers
 from crater_slurm.scheduler.service import Service
 from crater_slurm.store.task_records import StoredTask
 
-#: Submissions under way at a time: a slow slurmctld must not hold up what else is asked.
-_SUBMISSIONS = 24
-#: So long a task waits for its turn, and is then only taken in: its job follows.
+#: Submissions under way at a time: a slow slurmctld must not hold up what else is asked, and more
+#: than this machine can do at once only makes each of them longer.
+_SUBMISSIONS = min(24, max(4, 2 * (os.cpu_count() or 1)))
+#: So long a task waits for its turn, and is then only taken in: its job follows. With so many
+#: before it that it can't be its turn by then, it is taken in at once.
 _PATIENCE_SECONDS = 2.0
+_MOST_WAITING = 4 * _SUBMISSIONS
 _TASK_ID = r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$"
 _T = TypeVar("_T")
 
@@ -84,6 +88,9 @@ async def in_turn(
         state.submissions = anyio.CapacityLimiter(_SUBMISSIONS)
         state.threads = anyio.CapacityLimiter(_SUBMISSIONS)
     limiter, mine = state.submissions, object()
+    waiting = limiter.statistics().tasks_waiting
+    if else_ and not limiter.available_tokens and waiting >= _MOST_WAITING:
+        return await anyio.to_thread.run_sync(functools.partial(told, else_))
     with anyio.move_on_after(_PATIENCE_SECONDS if else_ else math.inf):
         await limiter.acquire_on_behalf_of(mine)
         try:
