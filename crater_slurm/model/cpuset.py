@@ -22,15 +22,15 @@ def parse_cpulist(text: str) -> tuple[int, ...]:
             continue
         match = _RANGE.match(part)
         if not match:
-            raise ValueError(f"{part!r} is no cpulist range; write it like 0-7,64-71")
+            raise ValueError(f"{part[:40]!r} is no cpulist range; write it like 0-7,64-71")
         first = int(match.group(1))
         last = int(match.group(2) or first)
         if last < first or last >= _LIMIT:
-            raise ValueError(f"the range {part!r} runs backwards or beyond {_LIMIT - 1}")
+            raise ValueError(f"the range {part[:40]!r} runs backwards or beyond {_LIMIT - 1}")
         if match.group(3):  # the kernel's 0-63:1/2 (used/group)
             used, group = int(match.group(3)), int(match.group(4))
             if not 0 < used <= group:
-                raise ValueError(f"the group in {part!r} must satisfy 0 < used <= size")
+                raise ValueError(f"the group in {part[:40]!r} must satisfy 0 < used <= size")
             numbers.update(n for n in range(first, last + 1) if (n - first) % group < used)
         else:
             numbers.update(range(first, last + 1))

@@ -96,7 +96,9 @@ def parse_bytes(text: str, default_unit: str) -> int:
     number, unit = _split(text, "a size", "16GiB")
     factor = _BYTES.get((unit or default_unit).lower())
     if factor is None:
-        raise ValueError(f"unknown unit {unit!r}; sizes take B, KB..PB, KiB..PiB or K, M, G, T, P")
+        raise ValueError(
+            f"unknown unit {unit[:40]!r}; sizes take B, KB..PB, KiB..PiB or K, M, G, T, P"
+        )
     return math.ceil(number * factor)
 
 
@@ -116,11 +118,13 @@ def parse_bandwidth_gb_s(text: str) -> float:
     unit = unit.removesuffix("/s").removesuffix("ps")
     if unit.endswith("b") and unit.lower() != unit.upper() and unit[-1] == "b":
         # 140Gb/s is bits to everyone but the one who wrote it: ask instead of guessing.
-        raise ValueError(f"{text!r} reads as bits; write GB/s (bytes, 10^9) for a memory bandwidth")
+        raise ValueError(
+            f"{text[:40]!r} reads as bits; write GB/s (bytes, 10^9) for a memory bandwidth"
+        )
     factor = _BYTES.get((unit or "GB").lower())
     if factor is None:
         raise ValueError(
-            f"unknown unit in {text!r}; bandwidths take MB/s, GB/s, TB/s, MiB/s or GiB/s"
+            f"unknown unit in {text[:40]!r}; bandwidths take MB/s, GB/s, TB/s, MiB/s or GiB/s"
         )
     return float(number * factor / 10**9)
 
@@ -130,10 +134,10 @@ def parse_count(text: str) -> int:
     number, unit = _split(text, "a count", "800k")
     factor = _COUNT.get(unit.lower())
     if factor is None:
-        raise ValueError(f"unknown unit {unit!r}; counts take k, M or G (10^3, 10^6, 10^9)")
+        raise ValueError(f"unknown unit {unit[:40]!r}; counts take k, M or G (10^3, 10^6, 10^9)")
     value = number * factor
     if value.denominator != 1:
-        raise ValueError(f"{text!r} is not a whole number")
+        raise ValueError(f"{text[:40]!r} is not a whole number")
     return int(value)
 
 
@@ -142,7 +146,9 @@ def parse_parameters(text: str) -> int:
     number, unit = _split(text, "a model's size", "8.03B")
     factor = _PARAMETERS.get(unit.lower())
     if factor is None:
-        raise ValueError(f"unknown unit {unit!r}; model sizes take K, M, B or T (10^3 to 10^12)")
+        raise ValueError(
+            f"unknown unit {unit[:40]!r}; model sizes take K, M, B or T (10^3 to 10^12)"
+        )
     return round(number * factor)
 
 
@@ -151,7 +157,7 @@ def parse_latency_us(text: str) -> float:
     number, unit = _split(text, "a latency", "100us")
     factor = _TIME_US.get((unit or "us").lower())
     if factor is None:
-        raise ValueError(f"unknown unit {unit!r}; latencies take ns, us, ms or s")
+        raise ValueError(f"unknown unit {unit[:40]!r}; latencies take ns, us, ms or s")
     return float(number * factor)
 
 
@@ -169,7 +175,7 @@ def parse_seconds(text: str) -> int:
     number, unit = _split(text, "a time", "30m or 00:30:00")
     factor = _SECONDS.get((unit or "s").lower())
     if factor is None:
-        raise ValueError(f"unknown unit {unit!r}; times take s, m, h, d or HH:MM:SS")
+        raise ValueError(f"unknown unit {unit[:40]!r}; times take s, m, h, d or HH:MM:SS")
     return math.ceil(number * factor)
 
 

@@ -437,7 +437,7 @@ def test_a_service_that_has_not_read_the_cluster_says_so_once(real: Service) -> 
 
 def test_a_picture_that_was_not_refreshed_for_long_is_a_problem(real: Service) -> None:
     seen = view(node())
-    real.state.problem = ""
+    real.state._guard.problem = ""
     young = dataclasses.replace(seen.cluster, time=time.time() - 300)
     real.state.view = dataclasses.replace(seen, cluster=young)
     assert real.problems() == []

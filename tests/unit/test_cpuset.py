@@ -36,6 +36,13 @@ def test_what_the_kernel_would_not_write_is_refused(text: str) -> None:
         parse_cpulist(text)
 
 
+@pytest.mark.parametrize("text", ["f" * 4096, "9-" + "1" * 4000, "0-63:9/" + "1" * 4000 + "x"])
+def test_what_is_wrong_is_not_said_at_length(text: str) -> None:
+    with pytest.raises(ValueError) as raised:
+        parse_cpulist(text)
+    assert len(str(raised.value)) < 200
+
+
 def test_the_list_is_as_short_as_it_can_be() -> None:
     assert format_cpulist([9, 1, 0, 2, 64, 65, 9]) == "0-2,9,64-65"
     assert format_cpulist([]) == ""
