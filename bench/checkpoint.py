@@ -1,6 +1,6 @@
 """Checkpoints: how long training stands still, and how long until the bytes are on the disk.
 
-    python bench/checkpoint.py [--quick] [--folder DIR]
+    python bench/checkpoint.py [--quick | --gib 1 4] [--folder DIR]
 
 In one run and to the same disk: ``torch.save`` with fsync, torch's DCP ``async_save`` and crater's
 ring, for states of 1 to 8 GiB held by one process and shared by four. The stall stands beside
@@ -54,17 +54,18 @@ def run() -> None:
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="states of 0.25 and 1 GiB")
+    parser.add_argument("--gib", type=float, nargs="+", help="these states; they need twice that")
     parser.add_argument("--folder", default="/var/tmp", help="where checkpoints are written")
     asked = parser.parse_args(argv)
     rows: list[list[str]] = []
     with tempfile.TemporaryDirectory(dir=asked.folder, prefix="crater-bench-") as folder:
-        for gib in _QUICK if asked.quick else _WHOLE:
+        for gib in asked.gib or (_QUICK if asked.quick else _WHOLE):
             for ranks in _RANKS:
                 rows += _rows(Path(folder), gib, ranks)
         idle = _idle(Path(folder))
     show(
-        f"A checkpoint of a state, to {asked.folder} (`python bench/checkpoint.py"
-        f"{' --quick' if asked.quick else ''}`)",
+        f"A checkpoint of a state, to {asked.folder} "
+        f"(`{' '.join(['python bench/checkpoint.py', *sys.argv[1:]])}`)",
         ["GiB", "ranks", "", "stall, s", "GB/s", "of memcpy, %", "on disk after, s", "GB/s",
          "of fio, %"],
         rows,
