@@ -89,9 +89,9 @@ async def in_turn(
         state.threads = anyio.CapacityLimiter(_SUBMISSIONS)
     limiter, mine = state.submissions, object()
     waiting = limiter.statistics().tasks_waiting
-    if else_ and not limiter.available_tokens and waiting >= _MOST_WAITING:
-        return await anyio.to_thread.run_sync(functools.partial(told, else_))
-    with anyio.move_on_after(_PATIENCE_SECONDS if else_ else math.inf):
+    crowded = not limiter.available_tokens and waiting >= _MOST_WAITING
+    patience = 0.0 if crowded else _PATIENCE_SECONDS
+    with anyio.move_on_after(patience if else_ else math.inf):
         await limiter.acquire_on_behalf_of(mine)
         try:
             with anyio.CancelScope(shield=True):

@@ -292,6 +292,7 @@ def inventory(folder: Path, *nodes: tuple[str, dict[str, Any]], name: str = "own
 
 
 API = "http://127.0.0.1:9192/api/v1"
+LLAMA = Path(__file__).parents[1] / "unit" / "tasks" / "valid" / "001-llama-3-8b.json"
 
 
 def api_token(lab: Lab, client: str, *options: str, user: str = "root") -> str:
@@ -311,8 +312,13 @@ def ask_api(lab: Lab, token: str, path: str, body: Any = None) -> dict[str, Any]
     return dict(json.loads(done.stdout))
 
 
+def llama_task(task_id: str, **changes: Any) -> dict[str, Any]:
+    """The source text's task under another id."""
+    return json.loads(LLAMA.read_text()) | {"task_id": task_id} | changes
+
+
 def small_task(task_id: str, *command: str, **changes: Any) -> dict[str, Any]:
-    """A task of one core, no GPU, one program."""
+    """A task of one core, no GPU, one program; of no program where none is given."""
     none: dict[str, Any] = {
         "task_type": "generic",
         "model_config": None,
@@ -324,6 +330,7 @@ def small_task(task_id: str, *command: str, **changes: Any) -> dict[str, Any]:
             "memory": None,
             "ssd": None,
         },
-        "run_config": {"command": list(command)},
     }
+    if command:
+        none["run_config"] = {"command": list(command)}
     return {"task_id": task_id} | none | changes

@@ -15,16 +15,20 @@ from typing import Any
 
 import pytest
 from helpers import (
+    API,
     PEOPLE,
+    api_token,
     cancel,
     crater,
     inventory,
+    llama_task,
     numa_of_cpus,
     output,
     patient_lab,
     profile,
     script,
     shares,
+    small_task,
     variables,
     wait_until,
 )
@@ -34,7 +38,6 @@ from crater_slurm.lab import Lab
 from crater_slurm.lab.places import INSIDE
 from crater_slurm.model.cpuset import parse_cpulist
 
-LLAMA = Path(__file__).parents[1] / "unit" / "tasks" / "valid" / "001-llama-3-8b.json"
 HOLD = """#!/bin/bash
 env > env.$SLURM_JOB_ID
 touch ready.$SLURM_JOB_ID
@@ -49,7 +52,7 @@ answer="$({BIN}/sbatch.real "$@")" || exit
 if [ -e {BIN}/hold ]; then echo "$answer" > /tmp/held; sleep 30; fi
 echo "$answer"
 """
-FAKE, API = "127.0.0.1:9195", "http://127.0.0.1:9192/api/v1"
+FAKE = "127.0.0.1:9195"
 CONF = {
     "submit": {"settle_seconds": 5},
     "scheduler": {"requests_per_second": 1000, "requests_burst": 1000},
@@ -78,9 +81,7 @@ class Platform:
     def __init__(self, lab: Lab) -> None:
         self.lab = lab
         self.process: subprocess.Popen[bytes] | None = None
-        done = crater(lab, "tokens", "create", "t1", "--client", "alldata", user="root")
-        assert done.returncode == 0, done.stderr
-        self.token = done.stdout.strip()
+        self.token = api_token(lab, "alldata")
 
     def start(self) -> None:
         program = Path(sys.executable).resolve().relative_to(Path(sys.base_prefix).resolve())
@@ -206,26 +207,12 @@ def _clean(lab: Lab, platform: Platform) -> Iterator[None]:
 
 def llama(task_id: str, **changes: Any) -> dict[str, Any]:
     """The source text's task under another id, with a program that waits to be let go."""
-    held = {"run_config": {"command": ["bash", "hold.sh"]}}
-    return json.loads(LLAMA.read_text()) | {"task_id": task_id} | held | changes
+    return llama_task(task_id, **{"run_config": {"command": ["bash", "hold.sh"]}} | changes)
 
 
 def small(task_id: str, *command: str, **changes: Any) -> dict[str, Any]:
-    """One core, no GPU, one program."""
-    none: dict[str, Any] = {
-        "task_type": "generic",
-        "model_config": None,
-        "data_config": None,
-        "sla": None,
-        "resource_requirements": {
-            "gpu": {"count": 0, "memory_mb": None, "type": None},
-            "cpu": {"cores": 1, "avx_support": None},
-            "memory": None,
-            "ssd": None,
-        },
-        "run_config": {"command": list(command or ("bash", "hold.sh"))},
-    }
-    return {"task_id": task_id} | none | changes
+    """One core, no GPU, a program that waits to be let go, or another."""
+    return small_task(task_id, *(command or ("bash", "hold.sh")), **changes)
 
 
 def ready(lab: Lab, job: int) -> None:

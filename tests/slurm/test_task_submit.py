@@ -16,6 +16,7 @@ from helpers import (
     completed,
     crater,
     inventory,
+    llama_task,
     numa_of_cpus,
     output,
     patient_lab,
@@ -24,6 +25,7 @@ from helpers import (
     running,
     script,
     shares,
+    small_task,
     variables,
     wait_until,
 )
@@ -31,7 +33,6 @@ from helpers import (
 from crater_slurm.lab import Lab
 from crater_slurm.model import token
 
-LLAMA = Path(__file__).parents[1] / "unit" / "tasks" / "valid" / "001-llama-3-8b.json"
 #: Prints its environment and its arguments, then waits to be let go.
 HOLD = """#!/bin/bash
 env > env.$SLURM_JOB_ID
@@ -57,30 +58,6 @@ def lab(lab_factory: Any, tmp_path_factory: pytest.TempPathFactory) -> Lab:
 def _clean(lab: Lab) -> Any:
     yield
     cancel(lab)
-
-
-def task(task_id: str, **changes: Any) -> dict[str, Any]:
-    """The source text's task under another id."""
-    return json.loads(LLAMA.read_text()) | {"task_id": task_id} | changes
-
-
-def small(task_id: str, *command: str, **changes: Any) -> dict[str, Any]:
-    """One core, no GPU, one program."""
-    none: dict[str, Any] = {
-        "task_type": "generic",
-        "model_config": None,
-        "data_config": None,
-        "sla": None,
-        "resource_requirements": {
-            "gpu": {"count": 0, "memory_mb": None, "type": None},
-            "cpu": {"cores": 1, "avx_support": None},
-            "memory": None,
-            "ssd": None,
-        },
-    }
-    if command:
-        none["run_config"] = {"command": list(command)}
-    return {"task_id": task_id} | none | changes
 
 
 def send(lab: Lab, document: dict[str, Any], *words: str, **how: Any) -> Any:
@@ -130,7 +107,7 @@ def fake(lab: Lab, name: str, text: str) -> dict[str, str]:
 
 
 def test_the_source_text_s_task_gets_what_it_asks_for(lab: Lab) -> None:
-    done = send(lab, task("llama-1"), "--", "./hold.sh", "--lr", "a b")
+    done = send(lab, llama_task("llama-1"), "--", "./hold.sh", "--lr", "a b")
     job = job_of(done)
     assert done.stdout == f"Submitted batch job {job}\n"
     assert "sbatch: crater: planned 2 GPUs, 32 cores" in done.stderr
@@ -157,7 +134,7 @@ def test_the_source_text_s_task_gets_what_it_asks_for(lab: Lab) -> None:
 
 
 def test_a_task_without_a_program_says_what_it_was_given(lab: Lab) -> None:
-    done = send(lab, task("report-1"))
+    done = send(lab, llama_task("report-1"))
     assert "names no program: the job will only report" in done.stderr
     job = job_of(done)
     completed(lab, job)
@@ -166,7 +143,7 @@ def test_a_task_without_a_program_says_what_it_was_given(lab: Lab) -> None:
 
 
 def test_numa_strict_is_what_it_is_for_directives(lab: Lab) -> None:
-    document = task("strict-1", topology_awareness={"numa_binding_policy": "strict"})
+    document = llama_task("strict-1", topology_awareness={"numa_binding_policy": "strict"})
     document["resource_requirements"]["cpu"]["cores"] = 8
     done = send(lab, document, "--", "./hold.sh")
     job = job_of(done)
@@ -178,7 +155,7 @@ def test_numa_strict_is_what_it_is_for_directives(lab: Lab) -> None:
 
 
 def test_what_no_node_has_is_refused_in_the_filter_s_words(lab: Lab) -> None:
-    document = task("refused-1")
+    document = llama_task("refused-1")
     document["resource_requirements"]["gpu"]["count"] = 16
     done = send(lab, document)
     assert done.returncode == 1
@@ -188,7 +165,7 @@ def test_what_no_node_has_is_refused_in_the_filter_s_words(lab: Lab) -> None:
 
 
 def test_several_nodes_get_one_task_each_with_all_that_the_job_has_there(lab: Lab) -> None:
-    document = task("nodes-1", scheduling_config={"nodes": 2})
+    document = llama_task("nodes-1", scheduling_config={"nodes": 2})
     document["resource_requirements"]["cpu"]["cores"] = 8
     program = script(
         lab,
@@ -212,7 +189,7 @@ def test_a_folder_with_a_space_is_the_job_s(lab: Lab) -> None:
     folder.chmod(0o777)
     inside = lab.run(["pwd"], check=True).stdout.strip()
     run = {"command": ["pwd"], "working_directory": f"{inside}/run 1", "output": "out %j.txt"}
-    job = job_of(send(lab, small("space-1", run_config=run)))
+    job = job_of(send(lab, small_task("space-1", run_config=run)))
     completed(lab, job)
     assert (folder / f"out {job}.txt").read_text().endswith("/run 1\n")
 
@@ -221,26 +198,26 @@ def test_a_folder_with_a_space_is_the_job_s(lab: Lab) -> None:
 
 
 def test_the_same_task_again_is_the_same_job(lab: Lab) -> None:
-    first = send(lab, small("same-1", "sleep", "600"))
-    again = send(lab, small("same-1", "sleep", "600"), "--json")
+    first = send(lab, small_task("same-1", "sleep", "600"))
+    again = send(lab, small_task("same-1", "sleep", "600"), "--json")
     told = json.loads(again.stdout)
     assert (told["job_id"], told["fresh"]) == (job_of(first), False)
     assert "was submitted before" in again.stderr
     assert len(jobs_named(lab, "same-1")) == 1
-    other = send(lab, small("same-1", "sleep", "601"))
+    other = send(lab, small_task("same-1", "sleep", "601"))
     assert other.returncode == 7
     assert "with another content" in other.stderr
 
 
 def test_the_job_is_found_by_slurm_alone(lab: Lab) -> None:
     """From another login node there is no memory of the first submission."""
-    job = job_of(send(lab, small("same-2", "sleep", "600")))
+    job = job_of(send(lab, small_task("same-2", "sleep", "600")))
     elsewhere = {"XDG_STATE_HOME": "/tmp/elsewhere"}
-    assert job_of(send(lab, small("same-2", "sleep", "600"), environment=elsewhere)) == job
+    assert job_of(send(lab, small_task("same-2", "sleep", "600"), environment=elsewhere)) == job
 
 
 def test_another_user_s_job_of_that_name_is_not_ours(lab: Lab) -> None:
-    document = small("theirs-1", "sleep", "600")
+    document = small_task("theirs-1", "sleep", "600")
     made = send(lab, document)
     comment = lab.job(job_of(made))["Comment"].split()[0]
     forged = lab.run(
@@ -256,7 +233,9 @@ def test_another_user_s_job_of_that_name_is_not_ours(lab: Lab) -> None:
 
 def test_an_sbatch_that_submits_and_hangs_is_not_sent_twice(lab: Lab) -> None:
     environment = fake(lab, "hangs", '"$REAL_SBATCH" "$@" >/dev/null; sleep 600')
-    done = send(lab, small("hangs-1", "sleep", "600"), "--timeout", "5", environment=environment)
+    done = send(
+        lab, small_task("hangs-1", "sleep", "600"), "--timeout", "5", environment=environment
+    )
     job = job_of(done)
     assert (lab.home() / "hangs" / "called").exists()
     assert jobs_named(lab, "hangs-1") == [str(job)]
@@ -265,7 +244,7 @@ def test_an_sbatch_that_submits_and_hangs_is_not_sent_twice(lab: Lab) -> None:
 def test_an_sbatch_that_hangs_before_it_submits_leaves_a_doubt(lab: Lab) -> None:
     environment = fake(lab, "hangs-early", "sleep 600")
     environment["CRATER_SUBMIT__SEARCH_SECONDS"] = "1"
-    document = small("hangs-2", "sleep", "600")
+    document = small_task("hangs-2", "sleep", "600")
     done = send(lab, document, "--timeout", "1", environment=environment)
     assert done.returncode == 8
     assert "it is not sent twice" in done.stderr
@@ -279,7 +258,7 @@ def test_an_sbatch_that_hangs_before_it_submits_leaves_a_doubt(lab: Lab) -> None
 
 def test_two_submissions_at_a_time_make_one_job(lab: Lab) -> None:
     """They are started together in the lab and wait for each other."""
-    (lab.home() / "both.json").write_text(json.dumps(small("both-1", "sleep", "600")))
+    (lab.home() / "both.json").write_text(json.dumps(small_task("both-1", "sleep", "600")))
     program = Path(sys.executable).resolve().relative_to(Path(sys.base_prefix).resolve())
     one = f"{PEOPLE}/python/{program} -m crater_slurm.cli submit both.json"
     done = crater_shell(lab, f"{one} > 1.out & {one} > 2.out & {one} > 3.out & wait")
@@ -312,7 +291,7 @@ def test_nothing_of_an_enclosing_job_is_passed_on(lab: Lab) -> None:
         "PMIX_RANK": "3",
         "PMI_SIZE": "2",
     }
-    job = job_of(send(lab, small("clean-1", "bash", "hold.sh"), environment=inherited))
+    job = job_of(send(lab, small_task("clean-1", "bash", "hold.sh"), environment=inherited))
     found = variables(read(lab, "env", job))
     assert found["SLURM_JOB_ID"] == str(job)
     assert not found.keys() & {"SLURM_CPU_BIND", "SBATCH_PARTITION", "PMIX_RANK", "PMI_SIZE"}
@@ -331,14 +310,14 @@ def test_nothing_of_an_enclosing_job_is_passed_on(lab: Lab) -> None:
 )
 def test_wait_ends_as_the_job_does(lab: Lab, command: str, status: int, told: str) -> None:
     name = f"wait-{status}"
-    done = send(lab, small(name, "bash", "-c", command), "--wait")
+    done = send(lab, small_task(name, "bash", "-c", command), "--wait")
     assert done.returncode == status, done.stderr
     number = done.stdout.split()[-1]
     assert f"crater: job {number}: {told}" in done.stderr
 
 
 def test_wait_says_how_it_ended_as_json(lab: Lab) -> None:
-    done = send(lab, small("wait-json", "bash", "-c", "exit 4"), "--wait", "--json")
+    done = send(lab, small_task("wait-json", "bash", "-c", "exit 4"), "--wait", "--json")
     told = json.loads(done.stdout)
     assert (done.returncode, told["state"], told["exit_code"], told["status"]) == (
         4,
@@ -357,7 +336,7 @@ def test_wait_says_how_it_ended_as_json(lab: Lab) -> None:
 )
 def test_sigterm_cancels_the_job_if_asked(lab: Lab, option: str, state: str, said: str) -> None:
     name = f"term-{state}"
-    (lab.home() / f"{name}.json").write_text(json.dumps(small(name, "bash", "hold.sh")))
+    (lab.home() / f"{name}.json").write_text(json.dumps(small_task(name, "bash", "hold.sh")))
     program = Path(sys.executable).resolve().relative_to(Path(sys.base_prefix).resolve())
     line = (
         f"{PEOPLE}/python/{program} -m crater_slurm.cli submit {name}.json --wait {option} "
@@ -385,7 +364,7 @@ def test_an_sbatch_line_is_passed_through(lab: Lab) -> None:
 
 def test_sbatch_s_options_win_over_the_task_s(lab: Lab) -> None:
     words = ("--job-name=other", "--comment", "mine", "-n", "2", "--hold", "--parsable")
-    done = send(lab, task("options-1"), *words)
+    done = send(lab, llama_task("options-1"), *words)
     assert done.returncode == 0, done.stderr
     record = lab.job(int(done.stdout))
     assert record["JobName"] == "other"
@@ -394,7 +373,7 @@ def test_sbatch_s_options_win_over_the_task_s(lab: Lab) -> None:
 
 
 def test_test_only_submits_nothing(lab: Lab) -> None:
-    done = send(lab, task("only-1"), "--test-only")
+    done = send(lab, llama_task("only-1"), "--test-only")
     assert done.returncode == 0, done.stderr
     assert "crater: planned 2 GPUs, 32 cores" in done.stderr
     assert jobs_named(lab, "only-1") == []
@@ -404,7 +383,7 @@ def test_slurm_alone_gives_gpus_and_cores_too(lab_factory: Any) -> None:
     """Where crater's filter is absent or only observes."""
     alone = lab_factory(inventory="a100-pcie", crater=False)
     bring_python(alone)
-    document = task("alone-1")
+    document = llama_task("alone-1")
     document["resource_requirements"]["cpu"]["cores"] = 8
     script(alone, "hold.sh", HOLD)
     observes = {"CRATER_FILTER__MODE": "observe"}

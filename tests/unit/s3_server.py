@@ -22,6 +22,7 @@ from urllib.parse import parse_qs, urlsplit
 
 KEY = "crater-test"
 SECRET = "sk/Geheim+0123456789abcdef/WORT"
+CREDENTIALS = {"access_key_id": KEY, "secret_access_key": SECRET}
 
 
 def find() -> str | None:

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,21 +31,11 @@ ROOT = Path(__file__).resolve().parents[2]
 root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount")
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[s3_server.Server]:
-    program = s3_server.find()
-    if program is None:
-        pytest.skip("weed is not installed")
-    made = s3_server.Server(program, tmp_path_factory.mktemp("weed"))
-    yield made
-    made.stop()
-
-
-def store(server: s3_server.Server, bucket: str) -> Remote:
+def store(s3: s3_server.Server, bucket: str) -> Remote:
     return Remote(
         url=f"s3://{bucket}/ckpt",
-        options={"endpoint": server.endpoint, "addressing": "path"},
-        credentials={"access_key_id": s3_server.KEY, "secret_access_key": s3_server.SECRET},
+        options={"endpoint": s3.endpoint, "addressing": "path"},
+        credentials=s3_server.CREDENTIALS,
     )
 
 
@@ -111,11 +101,11 @@ def test_a_state_is_loaded_from_s3_though_the_cache_is_dead(
     alone: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    server: s3_server.Server,
+    s3: s3_server.Server,
 ) -> None:
-    bucket = server.bucket()
+    bucket = s3.bucket()
     with tmpfs(tmp_path / "disk", "200m") as disk:
-        made = gate(monkeypatch, tmp_path, disk.path / "job", store(server, bucket))
+        made = gate(monkeypatch, tmp_path, disk.path / "job", store(s3, bucket))
         save_all(monkeypatch, made, (1, 2))
         fault(disk.path / "job")
         monkeypatch.setattr(session, "_current", None)
@@ -130,10 +120,10 @@ def test_a_state_is_loaded_from_s3_though_the_cache_is_dead(
 
 @root
 def test_every_rank_gets_its_own_and_all_where_they_are_asked_for(
-    alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: s3_server.Server
+    alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s3: s3_server.Server
 ) -> None:
     with tmpfs(tmp_path / "disk", "200m") as disk:
-        made = gate(monkeypatch, tmp_path, disk.path / "job", store(server, server.bucket()))
+        made = gate(monkeypatch, tmp_path, disk.path / "job", store(s3, s3.bucket()))
         save_all(monkeypatch, made, (1,), ranks=2)
         vanish(disk.path / "job")
         for rank in (0, 1):
@@ -147,17 +137,17 @@ def test_every_rank_gets_its_own_and_all_where_they_are_asked_for(
 
 @root
 def test_what_is_damaged_there_is_left_out_and_the_older_taken(
-    alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: s3_server.Server
+    alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s3: s3_server.Server
 ) -> None:
-    bucket = server.bucket()
+    bucket = s3.bucket()
     with tmpfs(tmp_path / "disk", "200m") as disk:
-        made = gate(monkeypatch, tmp_path, disk.path / "job", store(server, bucket))
+        made = gate(monkeypatch, tmp_path, disk.path / "job", store(s3, bucket))
         save_all(monkeypatch, made, (1, 2))
         vanish(disk.path / "job")
         key = f"ckpt/{layout.step_name(2)}/{layout.file_name(0)}"
-        data = bytearray(server.body(bucket, key))
+        data = bytearray(s3.body(bucket, key))
         data[11 * MIB] ^= 1
-        server.client.put_object(Bucket=bucket, Key=key, Body=bytes(data))
+        s3.client.put_object(Bucket=bucket, Key=key, Body=bytes(data))
         monkeypatch.setattr(session, "_current", None)
         with pytest.warns(RuntimeWarning, match="is damaged between byte 8388608 and 16777216"):
             found = checkpoint.load()
@@ -166,11 +156,11 @@ def test_what_is_damaged_there_is_left_out_and_the_older_taken(
 
 
 def test_the_buffer_is_all_that_a_state_takes_beside_itself(
-    alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: s3_server.Server
+    alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s3: s3_server.Server
 ) -> None:
     """With a copy of the file in between it would be twice the state."""
     size = 400 * MIB
-    made = gate(monkeypatch, tmp_path, tmp_path / "cache", store(server, server.bucket()))
+    made = gate(monkeypatch, tmp_path, tmp_path / "cache", store(s3, s3.bucket()))
     checkpoint.save({"data": bytearray(size), "step": 1}, 1).wait(120)
     flushed(made, 1)
     session.reset()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -162,30 +161,20 @@ def test_a_cache_whose_mount_vanishes_and_comes_back(
         gate.stop()
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[s3_server.Server]:
-    program = s3_server.find()
-    if program is None:
-        pytest.skip("weed is not installed")
-    made = s3_server.Server(program, tmp_path_factory.mktemp("weed"))
-    yield made
-    made.stop()
-
-
 def test_a_store_that_fails_for_a_while_gets_everything_in_the_end(
-    no_folder: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: s3_server.Server
+    no_folder: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s3: s3_server.Server
 ) -> None:
     """Refused, 500, 503, slow, cut off and corrupted, all while steps are saved."""
-    bucket = server.bucket()
+    bucket = s3.bucket()
     faults: list[s3_server.Fault] = [
         ("status", 403), ("status", 500), ("status", 503), ("pause", 1), ("cut", 1000),
         ("corrupt", 77), ("status", 500), ("lose_answer", 0), ("status", 503),
     ]  # fmt: skip
-    with s3_server.proxied(server, s3_server.once_each(faults, lambda r: r.method == "PUT")) as way:
+    with s3_server.proxied(s3, s3_server.once_each(faults, lambda r: r.method == "PUT")) as way:
         remote = Remote(
             url=f"s3://{bucket}/ckpt",
             options={"endpoint": way.endpoint, "addressing": "path"},
-            credentials={"access_key_id": s3_server.KEY, "secret_access_key": s3_server.SECRET},
+            credentials=s3_server.CREDENTIALS,
         )
         gate = begin(monkeypatch, tmp_path, tmp_path / "cache", remote=remote)
         for step in (1, 2, 3):
@@ -195,13 +184,13 @@ def test_a_store_that_fails_for_a_while_gets_everything_in_the_end(
         def there() -> bool:
             gate.daemon.send({"op": "flush", "id": "f"})  # what rests is tried again at once
             gate.daemon.hear("answer", id="f")  # a daemon that reads nothing is dropped
-            return set(names) <= server.keys(bucket).keys()
+            return set(names) <= s3.keys(bucket).keys()
 
         assert wait_for(there, 60)
         for step in (1, 2, 3):
             folder = tmp_path / "cache" / layout.step_name(step)
             key = f"ckpt/{layout.step_name(step)}/rank-00000.safetensors"
-            assert server.body(bucket, key) == (folder / "rank-00000.safetensors").read_bytes()
+            assert s3.body(bucket, key) == (folder / "rank-00000.safetensors").read_bytes()
         gate.stop()
 
 

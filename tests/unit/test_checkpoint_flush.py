@@ -366,7 +366,7 @@ def s3_spec(cache: Path, bucket: str, endpoint: str, **more: object) -> Spec:
         cache,
         f"s3://{bucket}/ada/7",
         options={"endpoint": endpoint, "addressing": "path", "part_bytes": 8 * MIB},
-        credentials={"access_key_id": s3_server.KEY, "secret_access_key": s3_server.SECRET},
+        credentials=s3_server.CREDENTIALS,
         **more,
     )
 

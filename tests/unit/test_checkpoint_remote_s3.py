@@ -412,7 +412,7 @@ def test_nothing_is_taken_from_the_surroundings(s3: Server, tmp_path: Path) -> N
         tmp_path,
         f"s3://{bucket}/ada",
         options={"endpoint": s3.endpoint, "addressing": "path"},
-        credentials={"access_key_id": s3_server.KEY, "secret_access_key": s3_server.SECRET},
+        credentials=s3_server.CREDENTIALS,
         home=str(home),
     )
     code = (

@@ -220,7 +220,7 @@ def test_an_object_and_a_prefix_are_staged_from_s3(s3: Server, tmp_path: Path) -
             f"s3://{bucket}/ada/nothing",
             url=f"s3://{bucket}/ada/7",
             options={"endpoint": s3.endpoint, "addressing": "path", "root": f"s3://{bucket}/ada"},
-            credentials={"access_key_id": s3_server.KEY, "secret_access_key": s3_server.SECRET},
+            credentials=s3_server.CREDENTIALS,
         )
     )
     one.run()
