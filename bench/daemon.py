@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import gc
 import random
-import resource
 import subprocess
 import sys
 import threading
@@ -155,7 +154,8 @@ def _main() -> None:
         ("all stages, pictures taken without pause beside", beside),
     ):
         rows.append([name, *(f"{quantile(times, q) * 1e6:,.0f}" for q in (0.5, 0.99, 1))])
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    # Not ru_maxrss, which begins with that of the process that started this one.
+    peak = int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 1024
     makes = view.planner.inventory.makes
     show(
         f"A decision in the daemon, µs: {NODES:,} nodes, {makes} makes, {JOBS:,} running jobs "
