@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 from bench.decision import gres_of, message, nodes
 from bench.table import quantile, show
