@@ -146,11 +146,11 @@ class Intake:
 
     def attempt(self, stored: StoredTask, task: Task, user: Account) -> StoredTask:
         """Ask Slurm once; the task as it is afterwards. Raises RefusedError, StoreError."""
-        store = self._open_store()
         now = self._clock()
-        if not store.begin_attempt(stored, now):
+        change: dict[str, Any] = {"attempt": now, "changed": now}
+        if not self._open_store().change_task(stored, change):
             return self.again(stored)  # another scheduler has it in hand
-        return self._submit(self.again(stored), task, user)
+        return self._submit(dataclasses.replace(stored, **change), task, user)
 
     def _submit(self, stored: StoredTask, task: Task, user: Account) -> StoredTask:
         """Ask Slurm for a task whose attempt is written down."""

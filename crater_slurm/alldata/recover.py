@@ -82,15 +82,17 @@ class Recoverer:
 
     def recover_now(self, stored: StoredTask) -> None:
         """Find the task's job in Slurm, or submit it when it is sure that there is none."""
-        store = self._open_store()
-        stored = self._intake.again(stored)
+        found = self._open_store().task_with_body(stored.number)
+        if found is None:
+            return
+        stored, body = found
         if stored.settled or stored.job_id is not None:
             return  # somebody was faster
         if stored.source == COMMAND:
             self._find_own(stored)
             return
         try:
-            task = parse(store.task_body(stored.number))
+            task = parse(body)
             if stored.attempt is not None and not self._surely_lost(stored, task, stored.attempt):
                 return
             user = self._intake.account(stored.user)
@@ -101,8 +103,8 @@ class Recoverer:
             self._intake.refuse(stored, str(error))
             return
         if stored.attempt is not None and after.job_id is not None:
-            found = self._submitter.find(after.user, after.token)
-            self._end_doubles(after, [job for job in found if job != after.job_id])
+            jobs = self._submitter.find(after.user, after.token)
+            self._end_doubles(after, [job for job in jobs if job != after.job_id])
 
     # What users submit themselves, by crater submit
 

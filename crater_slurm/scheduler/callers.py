@@ -24,6 +24,8 @@ from crater_slurm.slurm import munge
 from crater_slurm.store.repository import Store
 
 _MOST_CALLERS = 10_000
+#: So long a token that was found good is not looked up again: a revoked one works no longer.
+_KNOWN_SECONDS = 1.0
 #: Wrong credentials of one address: nobody types faster, and each costs a look into the store.
 _WRONG_PER_SECOND, _WRONG_AT_ONCE = 2.0, 20
 
@@ -89,6 +91,7 @@ class Callers:
         self._clock = clock
         self._lock = threading.Lock()
         self._budgets: dict[str, Budget] = {}
+        self._known: dict[str, tuple[Caller, float]] = {}
 
     async def call(self, request: Request) -> Call:
         """The Call of a request. Raises HTTPException: 401, 413, 429, 503."""
@@ -96,8 +99,11 @@ class Callers:
         scheme, _, credential = request.headers.get("authorization", "").partition(" ")
         credential = credential.strip()
         address = request.client.host if request.client else "?"
+        caller: Caller | None
         if scheme == "Bearer":
-            caller = await anyio.to_thread.run_sync(self._by_token, credential, address)
+            caller = self._known_by(credential)
+            if caller is None:
+                caller = await anyio.to_thread.run_sync(self._by_token, credential, address)
         elif scheme == "MUNGE":
             caller = await anyio.to_thread.run_sync(self._by_munge, credential, body)
         else:
@@ -114,7 +120,21 @@ class Callers:
         if token is None:
             self._count(f"wrong {address}", _WRONG_PER_SECOND, _WRONG_AT_ONCE)
             raise _unknown("the token is unknown or revoked")
-        return Caller(token.client, token.scopes, f"token {token.name}", token.user)
+        caller = Caller(token.client, token.scopes, f"token {token.name}", token.user)
+        with self._lock:
+            while len(self._known) >= _MOST_CALLERS:
+                self._known.pop(next(iter(self._known)))
+            self._known[_digest(text)] = caller, self._clock()
+        return caller
+
+    def _known_by(self, text: str) -> Caller | None:
+        """The caller whose token was found good a moment ago."""
+        with self._lock:
+            found = self._known.get(_digest(text))
+        if found is None:
+            return None
+        caller, at = found
+        return caller if 0 <= self._clock() - at < _KNOWN_SECONDS else None
 
     def _by_munge(self, credential: str, body: bytes) -> Caller:
         try:
@@ -142,6 +162,11 @@ class Callers:
         if wait := budget.wait_seconds():
             after = {"Retry-After": str(max(1, math.ceil(wait)))}
             raise HTTPException(429, f"{per_second:g} requests a second are allowed", after)
+
+
+def _digest(text: str) -> str:
+    """Of a token: the text itself is not kept, and the time to find it says nothing about it."""
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _unknown(words: str) -> HTTPException:

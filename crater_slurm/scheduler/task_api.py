@@ -35,6 +35,8 @@ _SUBMISSIONS = min(24, max(4, 2 * (os.cpu_count() or 1)))
 #: before it that it can't be its turn by then, it is taken in at once.
 _PATIENCE_SECONDS = 2.0
 _MOST_WAITING = 4 * _SUBMISSIONS
+#: Tasks that are only taken in, at a time: more would wait for the store and for one another.
+_KEEPING = 4
 _TASK_ID = r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$"
 _T = TypeVar("_T")
 
@@ -59,7 +61,7 @@ async def known(request: Request) -> Call:
     return await callers.call(request)
 
 
-def served(request: Request) -> Service:
+async def served(request: Request) -> Service:
     """The service behind the application."""
     service: Service = request.app.state.service
     return service
@@ -87,6 +89,7 @@ async def in_turn(
     if state.submissions is None:  # made in the loop that serves
         state.submissions = anyio.CapacityLimiter(_SUBMISSIONS)
         state.threads = anyio.CapacityLimiter(_SUBMISSIONS)
+        state.keeping = anyio.CapacityLimiter(_KEEPING)
     limiter, mine = state.submissions, object()
     waiting = limiter.statistics().tasks_waiting
     crowded = not limiter.available_tokens and waiting >= _MOST_WAITING
@@ -100,7 +103,7 @@ async def in_turn(
         finally:
             limiter.release_on_behalf_of(mine)
     assert else_ is not None
-    return await anyio.to_thread.run_sync(functools.partial(told, else_))
+    return await anyio.to_thread.run_sync(functools.partial(told, else_), limiter=state.keeping)
 
 
 def one(call: Call, service: Service, task_id: str) -> StoredTask:

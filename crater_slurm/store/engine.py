@@ -8,6 +8,8 @@ PostgreSQL and MariaDB read at REPEATABLE READ for the same reason.
 from __future__ import annotations
 
 import os
+import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +25,10 @@ from crater_slurm.errors import ConfigError, StoreError
 #: How long a writer waits for another one before it gives up.
 LOCK_TIMEOUT_SECONDS = 5.0
 _CONNECT_TIMEOUT_SECONDS = 5
+#: Of SQLite's engines: whose thread writes, and how long another waits for it.
+_TURNS: weakref.WeakKeyDictionary[Engine, tuple[threading.Lock, float]] = (
+    weakref.WeakKeyDictionary()
+)
 _DRIVERS = {
     "sqlite": "sqlite",
     "sqlite+pysqlite": "sqlite",
@@ -146,6 +152,7 @@ def connect(url: URL, lock_timeout_seconds: float = LOCK_TIMEOUT_SECONDS) -> Eng
         ) from error
     if backend == "sqlite":
         _prepare_sqlite(engine)
+        _TURNS[engine] = (threading.Lock(), lock_timeout_seconds)
     return engine
 
 
@@ -175,13 +182,29 @@ def reading(engine: Engine) -> Iterator[Connection]:
 @contextmanager
 def writing(engine: Engine) -> Iterator[Connection]:
     """A connection in a transaction that is kept whole or not at all. Raises StoreError."""
-    with sentences(engine.url), engine.connect() as connection:
+    with sentences(engine.url), _in_turn(engine), engine.connect() as connection:
         if engine.dialect.name == "sqlite":
             connection = connection.execution_options(crater_write=True)
         else:
             connection = connection.execution_options(isolation_level="READ COMMITTED")
         with connection.begin():
             yield connection
+
+
+@contextmanager
+def _in_turn(engine: Engine) -> Iterator[None]:
+    """SQLite has one writer at a time, and who waits for it sleeps ever longer between looks while
+    others get by: so the threads of this process wait in a queue. Raises StoreError."""
+    if (turn := _TURNS.get(engine)) is None:
+        yield
+        return
+    lock, seconds = turn
+    if not lock.acquire(timeout=seconds):
+        raise StoreError(_sentence("database is locked by a thread of this process", engine.url))
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 @contextmanager
@@ -192,7 +215,8 @@ def sentences(url: URL) -> Iterator[None]:
     except PoolTimeoutError as error:
         raise StoreError(f"the store {label(url)} has no free connection; try again") from error
     except (DBAPIError, InvalidRequestError) as error:
-        raise StoreError(_sentence(error, url)) from error
+        said = str(getattr(error, "orig", None) or error)
+        raise StoreError(_sentence(said, url)) from error
     except SQLAlchemyError as error:
         raise StoreError(f"the store {label(url)} failed: {error}") from error
 
@@ -203,8 +227,7 @@ def label(url: URL) -> str:
     return str(file) if file else url.render_as_string(hide_password=True)
 
 
-def _sentence(error: SQLAlchemyError, url: URL) -> str:
-    said = str(getattr(error, "orig", None) or error)
+def _sentence(said: str, url: URL) -> str:
     for signs, sentence in _SENTENCES:
         if any(sign in said.lower() for sign in signs):
             return f"the store {label(url)} {sentence} ({' '.join(said.split())})"

@@ -6,11 +6,24 @@ it was worked out from, and only the first counts. Nobody is told anything twice
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Engine, Row, Select, bindparam, delete, insert, or_, select, update
+from sqlalchemy import (
+    BigInteger,
+    Engine,
+    Row,
+    Select,
+    Update,
+    bindparam,
+    delete,
+    insert,
+    or_,
+    select,
+    update,
+)
 from sqlalchemy.exc import IntegrityError
 
 from crater_slurm.errors import StoreError
@@ -43,15 +56,25 @@ _BY_ID = _query(client=TaskRow.client, task_id=TaskRow.task_id)
 _BY_NUMBER = _query(number=TaskRow.number)
 _BY_TOKEN = _query(token=TaskRow.token)
 _BY_JOB = _query(job_id=TaskRow.job_id)
+_WITH_BODY = _BY_NUMBER.add_columns(TaskRow.body)
+_BODY = select(TaskRow.body).where(TaskRow.number == bindparam("number"))
 #: A change counts only for who knew the newest state; ``is_`` keeps names apart from the columns'.
-_CHANGE = update(TaskRow).where(
+_KNOWN = (
     TaskRow.number == bindparam("is_number"),
     TaskRow.state == bindparam("is_state"),
     TaskRow.sequence == bindparam("is_sequence"),
     TaskRow.restarts == bindparam("is_restarts"),
     # Two changes without a callback must not undo one another either.
     TaskRow.changed_us == bindparam("is_changed"),
+    # Nor may two begin an attempt in one microsecond.
+    TaskRow.attempt_us.is_not_distinct_from(bindparam("is_attempt", type_=BigInteger)),
 )
+
+
+@functools.lru_cache(maxsize=64)
+def _change(names: tuple[str, ...]) -> Update:
+    """What sets these columns to values of the same names."""
+    return update(TaskRow).where(*_KNOWN).values({name: bindparam(name) for name in names})
 
 
 class Tasks:
@@ -111,9 +134,14 @@ class Tasks:
 
     def task_body(self, number: int) -> str:
         """The JSON text of a task as it came."""
-        query = select(TaskRow.body).where(TaskRow.number == number)
         with engines.reading(self._engine) as connection:
-            return connection.scalar(query) or "{}"
+            return connection.scalar(_BODY, {"number": number}) or "{}"
+
+    def task_with_body(self, number: int) -> tuple[StoredTask, str] | None:
+        """The task of the store's own number, and its JSON text."""
+        with engines.reading(self._engine) as connection:
+            row = connection.execute(_WITH_BODY, {"number": number}).first()
+        return None if row is None else (_task(row), row.body)
 
     def tasks(
         self,
@@ -170,19 +198,6 @@ class Tasks:
         with engines.reading(self._engine) as connection:
             return [_task(row) for row in connection.execute(query)]
 
-    def begin_attempt(self, task: StoredTask, now: float) -> bool:
-        """Whether it is ours to have the job submitted; False when another got there first."""
-        last = _us(task.attempt)
-        same = TaskRow.attempt_us.is_(None) if last is None else TaskRow.attempt_us == last
-        query = update(TaskRow).where(
-            TaskRow.number == task.number, TaskRow.state == task.state, TaskRow.job_id.is_(None)
-        )
-        with engines.writing(self._engine) as connection:
-            done = connection.execute(
-                query.where(same).values(attempt_us=_us(now), changed_us=_us(now))
-            )
-            return done.rowcount > 0
-
     def look_again(self, number: int, at: float, *, sooner: bool = False) -> None:
         """Sets when a task is looked after next; ``sooner`` only moves it forward."""
         query = update(TaskRow).where(TaskRow.number == number, TaskRow.settled.is_(False))
@@ -217,9 +232,10 @@ class Tasks:
             "is_sequence": task.sequence,
             "is_restarts": task.restarts,
             "is_changed": _us(task.changed),
+            "is_attempt": _us(task.attempt),
         }
         with engines.writing(self._engine) as connection:
-            if not connection.execute(_CHANGE.values(**values), known).rowcount:
+            if not connection.execute(_change(tuple(sorted(values))), values | known).rowcount:
                 return False
             if callbacks:
                 connection.execute(

@@ -116,6 +116,8 @@ class TaskStoreContract:
     def test_a_body_comes_back_byte_for_byte(self, store: Store) -> None:
         task, _ = store.add_task(new_task(body=HOSTILE))
         assert store.task_body(task.number) == HOSTILE
+        assert store.task_with_body(task.number) == (store.task_of_number(task.number), HOSTILE)
+        assert store.task_with_body(task.number + 1) is None
 
     def test_a_change_counts_only_for_who_knew_the_newest_state(self, store: Store) -> None:
         task, _ = store.add_task(new_task())
@@ -145,19 +147,22 @@ class TaskStoreContract:
 
     def test_an_attempt_to_submit_is_one_scheduler_s(self, store: Store) -> None:
         task, _ = store.add_task(new_task())
-        assert store.begin_attempt(task, 2.0)
-        assert not store.begin_attempt(task, 2.5)
+        assert store.change_task(task, {"attempt": 2.0, "changed": 2.0})
+        assert not store.change_task(task, {"attempt": 2.5, "changed": 2.5})
         again = store.task_of_number(task.number)
         assert again
-        assert again.attempt == 2.0
-        assert store.begin_attempt(again, 9.0)
+        assert (again.attempt, again.changed) == (2.0, 2.0)
+        assert store.change_task(again, {"attempt": 9.0, "changed": 2.0})
         assert not store.change_task(again, {"job_id": 7}), "what was read before is old"
         again = store.task_of_number(task.number)
         assert again
         assert store.change_task(again, {"job_id": 7})
-        last = store.task_of_number(task.number)
-        assert last
-        assert not store.begin_attempt(last, 20.0), "it has a job"
+
+    def test_an_attempt_in_the_microsecond_of_another_is_none(self, store: Store) -> None:
+        task, _ = store.add_task(new_task())
+        same = {"attempt": task.changed, "changed": task.changed}
+        assert store.change_task(task, same)
+        assert not store.change_task(task, same)
 
     def test_tasks_are_due_in_their_turn(self, store: Store) -> None:
         for name, look in (("a", 9.0), ("b", 3.0), ("c", None), ("d", 20.0)):

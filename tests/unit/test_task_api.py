@@ -318,10 +318,13 @@ def test_what_is_no_token_is_401(client: TestClient, credential: str) -> None:
     assert answer.headers["www-authenticate"] == "Bearer"
 
 
-def test_a_revoked_token_is_none(client: TestClient, service: Service, login: Login) -> None:
+def test_a_revoked_token_is_none_after_a_second(
+    client: TestClient, service: Service, login: Login
+) -> None:
     headers = login()
     assert client.get("/api/v1/tasks", headers=headers).status_code == 200
     assert service.store().revoke_token("t0", NOW)
+    service.clock.now += 1.0
     assert client.get("/api/v1/tasks", headers=headers).status_code == 401
 
 
