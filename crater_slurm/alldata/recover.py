@@ -36,7 +36,7 @@ COMMAND = "command"
 
 class Recoverer:
     """Works in threads of its own. An attempt of which nothing is known is looked for
-    ``settle_seconds`` before it is repeated."""
+    ``settle_seconds`` before it is repeated; ``let_by`` waits for what goes before any of them."""
 
     def __init__(
         self,
@@ -45,12 +45,14 @@ class Recoverer:
         submitter: Submitter,
         *,
         settle_seconds: float = 120.0,
+        let_by: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._intake = intake
         self._open_store = store
         self._submitter = submitter
         self._settle_seconds = settle_seconds
+        self._let_by = let_by
         self._clock = clock
         self._lock = threading.Lock()
         self._in_hand: set[int] = set()
@@ -68,6 +70,7 @@ class Recoverer:
         self._pool.submit(self._recover_in_thread, stored)
 
     def _recover_in_thread(self, stored: StoredTask) -> None:
+        self._let_by()
         self._guarded(functools.partial(self.recover_now, stored))
         with self._lock:
             self._in_hand.discard(stored.number)

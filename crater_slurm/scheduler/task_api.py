@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import math
-import os
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
@@ -16,6 +15,7 @@ import anyio
 import anyio.to_thread
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Path, Query, Request, Response
 
+from crater_slurm.alldata.crowd import SUBMISSIONS
 from crater_slurm.alldata.document import TaskError
 from crater_slurm.alldata.intake import ConflictError
 from crater_slurm.alldata.run_as import UserError
@@ -28,13 +28,9 @@ from crater_slurm.scheduler.callers import Call, Callers
 from crater_slurm.scheduler.service import Service
 from crater_slurm.store.task_records import StoredTask
 
-#: Submissions under way at a time: a slow slurmctld must not hold up what else is asked, and more
-#: than this machine can do at once only makes each of them longer.
-_SUBMISSIONS = min(24, max(4, 2 * (os.cpu_count() or 1)))
-#: So long a task waits for its turn, and is then only taken in: its job follows. With so many
-#: before it that it can't be its turn by then, it is taken in at once.
+#: So long a task waits for its turn, and is then only taken in: its job follows. Where there is a
+#: crowd it is taken in at once.
 _PATIENCE_SECONDS = 2.0
-_MOST_WAITING = 4 * _SUBMISSIONS
 #: Tasks that are only taken in, at a time: more would wait for the store and for one another.
 _KEEPING = 4
 _TASK_ID = r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$"
@@ -84,16 +80,14 @@ async def in_turn(
     request: Request, act: Callable[[], _T], else_: Callable[[], _T] | None = None
 ) -> _T:
     """``act`` in a thread, when it is its turn among those that ask Slurm. ``else_`` is done
-    instead where so many are before it that nobody should wait for it."""
+    instead where it would wait for long."""
     state = request.app.state
     if state.submissions is None:  # made in the loop that serves
-        state.submissions = anyio.CapacityLimiter(_SUBMISSIONS)
-        state.threads = anyio.CapacityLimiter(_SUBMISSIONS)
+        state.submissions = anyio.CapacityLimiter(SUBMISSIONS)
+        state.threads = anyio.CapacityLimiter(SUBMISSIONS)
         state.keeping = anyio.CapacityLimiter(_KEEPING)
     limiter, mine = state.submissions, object()
-    waiting = limiter.statistics().tasks_waiting
-    crowded = not limiter.available_tokens and waiting >= _MOST_WAITING
-    patience = 0.0 if crowded else _PATIENCE_SECONDS
+    patience = 0.0 if state.service.tasks.crowd.large else _PATIENCE_SECONDS
     with anyio.move_on_after(patience if else_ else math.inf):
         await limiter.acquire_on_behalf_of(mine)
         try:
@@ -137,7 +131,8 @@ async def schedule(
         taken = way(caller.client, call.body, user=caller.user, source=source)
         return views.accepted(service, taken.task)
 
-    answer = await in_turn(request, lambda: act(True), else_=lambda: act(False))
+    with service.tasks.crowd.joined():
+        answer = await in_turn(request, lambda: act(True), else_=lambda: act(False))
     response.headers["Location"] = f"/api/v1/tasks/{answer['task_id']}"
     return answer
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from crater_slurm.alldata.crowd import Crowd
 from crater_slurm.alldata.deliver import Deliverer
 from crater_slurm.alldata.follow import Follower
 from crater_slurm.alldata.intake import Intake
@@ -68,10 +69,12 @@ class Tasks:
             plan_of=lambda token: self._plans.get(token),
             clock=clock,
         )
+        self.crowd = Crowd()
         self.recoverer = Recoverer(
             self.intake,
             store,
             submitter,
+            let_by=self.crowd.let_by,
             settle_seconds=settings.submit.settle_seconds,
             clock=clock,
         )

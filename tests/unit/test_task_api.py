@@ -227,7 +227,7 @@ def test_while_slurm_is_away_a_task_is_accepted_without_a_job(
     assert "is kept" in body["message"]
 
 
-@pytest.mark.parametrize(("patience", "most"), [(0.05, 10), (3600, 0)])
+@pytest.mark.parametrize(("patience", "most"), [(0.05, 10), (3600, 1)])
 def test_a_task_behind_many_others_is_taken_in_and_submitted_in_its_turn(
     client: TestClient,
     service: Service,
@@ -236,10 +236,10 @@ def test_a_task_behind_many_others_is_taken_in_and_submitted_in_its_turn(
     patience: float,
     most: int,
 ) -> None:
-    """It waits for a moment, and not at all behind a long queue."""
-    monkeypatch.setattr(task_api, "_SUBMISSIONS", 1)
+    """It waits for a moment, and not at all in a crowd."""
+    monkeypatch.setattr(task_api, "SUBMISSIONS", 1)
     monkeypatch.setattr(task_api, "_PATIENCE_SECONDS", patience)
-    monkeypatch.setattr(task_api, "_MOST_WAITING", most)
+    service.tasks.crowd.most = most
     begun, go, submit = threading.Event(), threading.Event(), service.submitter.submit
 
     def slow(*how: Any) -> Any:
