@@ -51,6 +51,7 @@ def run(arguments: Sequence[str] = ()) -> None:
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--nodes", type=int, default=10_000)
     parser.add_argument("--gpus", type=int, default=0, help="of each task")
+    parser.add_argument("--only", choices=("api", "sbatch"), help="one of the two ways")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
         inventory = Path(folder) / "large.yaml"
@@ -90,6 +91,8 @@ def _measure(lab: Lab, rate: float, count: int, options: argparse.Namespace) -> 
     }
     outcomes = {}
     for title, (way, spec) in cases.items():
+        if options.only not in (None, way):
+            continue
         _empty(lab)
         outcomes[title] = _Outcome(lab, title, way, spec | {"rate": rate}, count)
     _report(outcomes, rate, options)
