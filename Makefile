@@ -24,7 +24,7 @@ test-unit: setup-test        ## Unit tests, no Slurm needed
 	$(BIN)/pytest -n auto --dist worksteal tests/unit
 
 test-slurm: setup-test       ## On the machine's own Slurm
-	$(BIN)/pytest tests/slurm
+	$(BIN)/pytest -n 2 --dist loadfile tests/slurm
 
 test-databases: setup-test   ## The store on SQLite, PostgreSQL and MariaDB
 	CRATER_TEST_DATABASES=required $(BIN)/pytest tests/databases
