@@ -43,6 +43,8 @@ _REST = 20.0
 _TRIES = 5
 #: A task that waits to be submitted is handed over again after so long.
 _SUBMIT_SECONDS = 10.0
+#: A job that is being submitted has not flushed a checkpoint sooner.
+_FLUSH_SECONDS = 1.0
 
 Recover = Callable[[StoredTask], None]
 
@@ -153,6 +155,9 @@ class Follower:
             return
         store, job_id = self._open_store(), int(report["job_id"])
         found = store.task_of_job(job_id)
+        if found is None and store.submits_since_before(report["time"] - _FLUSH_SECONDS):
+            # A scheduler died between sbatch and its answer, and the job may be that task's.
+            raise StoreError(f"job {job_id} may be of a task whose job is still looked for")
         if found is None or report["time"] < found.created - 60:
             return
         self._before_flushed(found)

@@ -105,10 +105,14 @@ def untold(record: JobRecord) -> list[dict[str, Any]]:
     return sorted(found, key=lambda step: (step["step"], step["name"]))
 
 
-def note_told(record: JobRecord, step: Mapping[str, Any]) -> dict[str, Any]:
-    """What the scheduler is told of such a step; from now on it counts as told."""
+def note_told(record: JobRecord, step: Mapping[str, Any]) -> None:
+    """From now on such a step counts as told."""
     told = [*record.checkpoints.get("told", ()), _key(step)][-_MOST_TOLD:]
     record.checkpoints = {**record.checkpoints, "told": told}
+
+
+def arrival(record: JobRecord, step: Mapping[str, Any]) -> dict[str, Any]:
+    """What the scheduler is told of such a step."""
     return {
         "name": step["name"],
         "step": step["step"],

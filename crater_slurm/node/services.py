@@ -114,16 +114,21 @@ class Services:
     def tell(self, record: JobRecord, phase: str, grant: Mapping[str, Any]) -> None:
         """Send one report of a job, now or when the scheduler is there."""
         if self.spool is not None:
-            self.spool.send(
-                {
-                    "job_id": record.job_id,
-                    "plan_id": str((record.plan or {}).get("id", "")),
-                    "node": record.node,
-                    "time": time.time(),
-                    "phase": phase,
-                    "grant": dict(grant),
-                }
-            )
+            self.spool.send(self._report(record, phase, grant))
+
+    def tell_surely(self, record: JobRecord, phase: str, grant: Mapping[str, Any]) -> bool:
+        """The same, though this process may die at once; False when it could not be kept."""
+        return self.spool is not None and self.spool.keep(self._report(record, phase, grant))
+
+    def _report(self, record: JobRecord, phase: str, grant: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "job_id": record.job_id,
+            "plan_id": str((record.plan or {}).get("id", "")),
+            "node": record.node,
+            "time": time.time(),
+            "phase": phase,
+            "grant": dict(grant),
+        }
 
     def nodes_of(self, cpus: Iterable[int]) -> frozenset[int]:
         """NUMA nodes of a job's CPUs, whose numbers are those of node.cpu_source."""

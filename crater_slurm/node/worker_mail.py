@@ -137,11 +137,15 @@ class Mail:
         minutes = max(0.0, now - slot.flushes_since) / 60
         slot.flushes = min(_FLUSHES, slot.flushes + minutes * _FLUSHES_PER_MINUTE)
         slot.flushes_since = now
-        steps = steps[: int(slot.flushes)]
-        slot.flushes -= len(steps)
-        for step in steps:
-            self._services.tell(record, "flushed", checkpoints_state.note_told(record, step))
-        return bool(steps)
+        told = 0
+        for step in steps[: int(slot.flushes)]:
+            what = checkpoints_state.arrival(record, step)
+            if not self._services.tell_surely(record, "flushed", what):
+                break
+            checkpoints_state.note_told(record, step)
+            told += 1
+        slot.flushes -= told
+        return told > 0
 
     def _take_log(self, sender: Worker, slot: Slot, message: dict[str, object]) -> None:
         now = self._clock()

@@ -87,6 +87,12 @@ class Spool:
         """Queue a report, which must be JSON data. Never raises."""
         self._incoming.put(dict(report))
 
+    def keep(self, report: Mapping[str, Any]) -> bool:
+        """The same, on disk when it returns True, for what must outlive this process."""
+        kept = self._write(report)
+        self._incoming.put(None)
+        return kept
+
     def waits(self) -> bool:
         """Whether reports of earlier are still here: the scheduler is away, or slow."""
         return not self._incoming.empty() or any(self._folder.glob("[0-9]*.json"))
@@ -125,13 +131,19 @@ class Spool:
             report = self._incoming.get(timeout is None or timeout > 0, timeout or None)
             while True:
                 if report is not None:
-                    name = f"{time.time_ns():020d}-{next(self._serial):06d}.json"
-                    write_atomically(self._folder / name, json.dumps(report))
+                    self._write(report)
                 report = self._incoming.get_nowait()
         except queue.Empty:
             pass
+
+    def _write(self, report: Mapping[str, Any]) -> bool:
+        name = f"{time.time_ns():020d}-{next(self._serial):06d}.json"
+        try:
+            write_atomically(self._folder / name, json.dumps(report))
         except OSError as error:
             _log.error("spool: couldn't spool a report: %s", error)
+            return False
+        return True
 
     def _flush(self) -> bool:
         """Send the spool in order; False at the first report that has to wait."""

@@ -179,6 +179,14 @@ class Tasks:
         with engines.reading(self._engine) as connection:
             return [_task(row) for row in connection.execute(query)]
 
+    def submits_since_before(self, time: float) -> bool:
+        """Whether a task has no job yet whose submission began before that time."""
+        query = select(TaskRow.number).where(
+            TaskRow.settled.is_(False), TaskRow.job_id.is_(None), TaskRow.attempt_us < _us(time)
+        )
+        with engines.reading(self._engine) as connection:
+            return connection.execute(query.limit(1)).first() is not None
+
     def followed_tasks(
         self, user: str, until: float, *, after: int = 0, limit: int = 1000
     ) -> list[StoredTask]:

@@ -80,8 +80,10 @@ def account(name: str, least_uid: int) -> Account:
     return Account(name, 1000, 1000, f"/home/{name}")
 
 
-def add_job(store: Store, task_id: str = "t1", job_id: int = 7, **changes: Any) -> StoredTask:
-    """A task whose job Slurm has."""
+def add_job(
+    store: Store, task_id: str = "t1", job_id: int | None = 7, **changes: Any
+) -> StoredTask:
+    """A task whose job Slurm has, or perhaps has."""
     new = NewTask(
         client="alldata",
         task_id=task_id,

@@ -147,10 +147,12 @@ def test_a_step_that_arrived_is_told_once_whatever_its_worker_says() -> None:
     arrived = {"flushed": True, "arrived": 2, "world": 4}
     state.take(job, {"steps": [step(1, **arrived), step(2, flushed=True), step(3)]})
     (one,) = state.untold(job)
-    assert state.note_told(job, one) == {
+    assert state.arrival(job, one) == {
         "name": "step", "step": 1, "run": "7.0", "bytes": 10, "ranks": 2, "world": 4,
         "destination": "/p", "restarts": 0,
     }  # fmt: skip
+    assert state.untold(job) == [one]
+    state.note_told(job, one)
     for flushed in (False, True):
         state.take(job, {"steps": [step(1, **{**arrived, "flushed": flushed})]})
         assert state.untold(job) == []

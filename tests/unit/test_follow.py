@@ -12,7 +12,7 @@ from task_samples import NOW, Clock, FakeSlurm, add_job, open_store, settings
 
 from crater_slurm.alldata.advance import Advancer
 from crater_slurm.alldata.follow import Follower
-from crater_slurm.errors import SlurmError
+from crater_slurm.errors import SlurmError, StoreError
 from crater_slurm.store.repository import Store
 from crater_slurm.store.task_records import StoredTask
 
@@ -388,6 +388,27 @@ def test_a_flush_of_another_job_or_time_is_nobody_s(store: Store, world: World) 
     add_job(store, state="running")
     world.flushed(job=8, ranks=8)
     world.clock.now -= 9000
+    world.flushed(ranks=8)
+    assert world.payloads() == []
+
+
+def test_a_flush_of_a_job_that_is_still_looked_for_is_told_again(
+    store: Store, world: World
+) -> None:
+    """crater-scheduler died between sbatch and the answer, and the job was faster."""
+    lost = add_job(store, job_id=None, state="submitting", submitted=None, attempt=NOW - 10)
+    with pytest.raises(StoreError, match="job 7 may be of a task"):
+        world.flushed(ranks=8)
+    found = {"job_id": 7, "state": "submitted", "changed": NOW}
+    assert store.change_task(lost, found)
+    world.flushed(ranks=8)
+    assert world.told()[-1] == "flushed"
+
+
+def test_a_flush_is_not_held_up_by_a_job_that_is_being_submitted(
+    store: Store, world: World
+) -> None:
+    add_job(store, job_id=None, state="submitting", submitted=None, attempt=world.clock.now - 0.5)
     world.flushed(ranks=8)
     assert world.payloads() == []
 

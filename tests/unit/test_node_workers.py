@@ -373,9 +373,15 @@ class Told:
 
     def __init__(self) -> None:
         self.reports: list[dict[str, Any]] = []
+        self.full = False
 
     def send(self, report: dict[str, Any]) -> None:
         self.reports.append(report)
+
+    def keep(self, report: dict[str, Any]) -> bool:
+        if not self.full:
+            self.reports.append(report)
+        return not self.full
 
     def steps(self) -> list[int]:
         return [r["grant"]["step"] for r in self.reports if r["phase"] == "flushed"]
@@ -426,7 +432,11 @@ def test_a_worker_that_makes_up_steps_is_not_told_of_without_end(node: Node) -> 
         sender = SimpleNamespace(job_id="7", run="7.0")
         mail.receive(sender, slot, {"op": "state", "steps": steps})  # type: ignore[arg-type]
 
+    told.full = True
     says(0, 40)
+    told.full = False
+    assert told.steps() == [], "what can't be kept is not told, and told once it can be"
+    says(0, 41)
     assert told.steps() == list(range(30))
     says(1000, 1064)
     assert len(told.steps()) == 30

@@ -50,6 +50,24 @@ def waiting(folder: Path) -> int:
     return len(list((folder / "spool").glob("*.json")))
 
 
+def test_a_report_that_was_kept_outlives_its_process(tmp_path: Path) -> None:
+    died = Spool(tmp_path / "spool", "http://s")  # which never came to send anything
+    (tmp_path / "spool").mkdir()
+    assert died.keep({"job_id": "7"})
+    assert waiting(tmp_path) == 1
+    scheduler = Scheduler(204)
+    spool = make(tmp_path, scheduler)
+    assert spool.keep({"job_id": "8"})
+    assert wait_for(lambda: len(scheduler.got) == 2 and waiting(tmp_path) == 0)
+    spool.stop()
+    assert [one["job_id"] for one in scheduler.got] == ["7", "8"]
+
+
+def test_a_report_that_can_not_be_kept_is_not_said_to_be(tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "is not there", "http://s")
+    assert not spool.keep({"job_id": "7"})
+
+
 def test_a_report_arrives_as_it_was_sent(tmp_path: Path) -> None:
     scheduler = Scheduler(204)
     spool = make(tmp_path, scheduler)
