@@ -25,6 +25,8 @@ _PROGRAMS = ("slurmdbd", "mariadbd", "mariadb-install-db", "my_print_defaults")
 SETTINGS = {
     "AccountingStorageType": "accounting_storage/slurmdbd",
     "AccountingStorageHost": CONTROLLER,
+    # Without it a job's GPUs are not recorded.
+    "AccountingStorageTRES": "gres/gpu",
 }
 
 
