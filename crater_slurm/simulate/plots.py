@@ -216,15 +216,23 @@ def _waiting(runs: Sequence[Run]) -> Any:
     return figure
 
 
+def time_unit(span: float) -> tuple[float, str]:
+    """Seconds of the unit that an axis over ``span`` seconds counts in, and its name."""
+    for seconds, name in ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes")):
+        if span > 2 * seconds:
+            return seconds, name
+    return 1.0, "seconds"
+
+
 def _use(runs: Sequence[Run]) -> Any:
     """Allocation, fragmentation and the queue over time, of the first seed."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 7))
     top, middle, bottom = figure.subplots(3, 1, sharex=True, height_ratios=[2, 1.2, 1])
+    size, unit = time_unit(max(run.replays[0].span for run in runs))
     for run, style in zip(runs, _styles(runs), strict=True):
         one = run.replays[0]
-        size, unit = (86400, "days") if one.span > 2 * 86400 else (3600, "hours")
         x = [sample.time / size for sample in one.samples]
         top.plot(x, [s.allocated for s in one.samples], **style | {"linewidth": 1.4})
         if run.requests == "whole":
@@ -237,10 +245,9 @@ def _use(runs: Sequence[Run]) -> Any:
             for axes in (top, middle, bottom):
                 axes.axvspan(0, one.warm_up / size, color="#999999", alpha=0.15, linewidth=0)
             top.text(one.warm_up / size / 2, 2, "warm-up, not counted", ha="center", fontsize=8)
-        bottom.set_xlabel(f"{unit} since the first arrival")
     top.set(ylabel="GPUs allocated, %", ylim=(0, 101), title="The cluster over time")
     middle.set(ylabel="fragmented,\n% of idle GPU", ylim=(0, 101))
-    bottom.set(ylabel="jobs waiting")
+    bottom.set(ylabel="jobs waiting", xlabel=f"{unit} since the first arrival")
     bottom.set_ylim(bottom=0)
     top.legend(loc="lower right", ncols=2, fontsize=9)
     return figure

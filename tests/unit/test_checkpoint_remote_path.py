@@ -303,6 +303,27 @@ def test_texts_are_put_whole_and_claims_are_the_first_comer_s(tmp_path: Path) ->
     assert names == ["manifest-00000.json", "run"]
 
 
+def test_what_a_killed_claimer_left_goes_with_the_next_claim_or_the_step(tmp_path: Path) -> None:
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    folder, host = tmp_path / "step-000000001", os.uname().nodename
+    folder.mkdir()
+    mine = folder / f".run.{host}.{dead.pid}.partial"
+    lives = folder / f".run.{host}.1.partial"
+    other = folder / f".run.another.{dead.pid}.partial"
+    for left in (mine, lives, other):
+        left.write_text("7.0")
+    # Killed after the link: the same process number again finds its file with two names.
+    again = folder / f".run.{host}.{os.getpid()}.partial"
+    again.write_text("7.0")
+    os.link(again, folder / "run")
+    used = store(tmp_path)
+    assert used.claim("step-000000001/run", "7.1") == "7.0"
+    assert {p.name for p in folder.iterdir()} == {"run", lives.name, other.name}
+    used.delete("step-000000001", ["run"])
+    assert not folder.exists()
+
+
 def test_deleting_leaves_what_is_not_crater_s_and_then_the_folder(tmp_path: Path) -> None:
     used = store(tmp_path)
     used.put_text("step-000000001/manifest-00000.json", "{}")

@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from crater_slurm.cli.main import crater
+from crater_slurm.simulate.plots import time_unit
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 OPENB = (
@@ -111,6 +112,14 @@ def test_curves_are_written_as_csv(files: Path) -> None:
     assert {row["measure"] for row in rows} == {
         "allocated", "used", "cpu", "fragmented", "waiting",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("span", "unit"),
+    [(40, "seconds"), (140, "minutes"), (9000, "hours"), (9 * 86400, "days")],
+)
+def test_an_axis_counts_in_a_unit_that_suits_its_length(span: float, unit: str) -> None:
+    assert time_unit(span)[1] == unit
 
 
 def test_plots_are_png_and_svg_and_the_same_each_time(files: Path) -> None:

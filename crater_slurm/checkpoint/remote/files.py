@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import stat
+from collections.abc import Iterable
 
 from crater_slurm.checkpoint import checksum
 from crater_slurm.checkpoint.remote.store import RemoteError, pieces
@@ -39,6 +41,31 @@ def put_partial(name: str, text: str, folder: int, temporary: str = "") -> None:
         sync(fd, partial, folder)
     finally:
         os.close(fd)
+
+
+def own_partial(name: str) -> str:
+    """A hidden name for a file that other processes, here and on other nodes, may write too."""
+    return f".{name}.{_host()}.{os.getpid()}.partial"
+
+
+def own_partials(name: str, folder: int, *, dead: bool = False) -> list[str]:
+    """Such names that are there; with ``dead``, of processes of this node that are no more."""
+    pattern = re.compile(rf"\.{re.escape(name)}\.(.+)\.([0-9]{{1,10}})\.partial")
+    found = [match for match in map(pattern.fullmatch, os.listdir(folder)) if match]
+    if dead:
+        found = [m for m in found if m[1] == _host() and not os.path.exists(f"/proc/{m[2]}")]
+    return [match[0] for match in found]
+
+
+def remove(names: Iterable[str], folder: int) -> None:
+    """Remove files of which others may remove some as well. Raises OSError."""
+    for name in names:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=folder)
+
+
+def _host() -> str:
+    return os.uname().nodename[:64]
 
 
 def get_text(name: str, folder: int) -> str:

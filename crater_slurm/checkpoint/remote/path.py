@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from crater_slurm.checkpoint.remote import files
 from crater_slurm.checkpoint.remote.retry import Patience
 from crater_slurm.checkpoint.remote.store import (
+    CLAIM,
     Listed,
     RemoteError,
     Source,
@@ -156,13 +157,15 @@ class PathStore:
         def work() -> str:
             with self._step(step, create=True) as folder:
                 # A name of its own, since other nodes of the job may do the same now.
-                temporary = f".{name}.{os.uname().nodename[:64]}.{os.getpid()}.partial"
+                temporary = files.own_partial(name)
+                files.remove([temporary], folder)
                 files.put_partial(name, text, folder, temporary)
                 try:
                     with contextlib.suppress(FileExistsError):
                         os.link(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
                 finally:
                     os.unlink(temporary, dir_fd=folder)
+                files.remove(files.own_partials(name, folder, dead=True), folder)
                 os.fsync(folder)
                 return files.get_text(name, folder)
 
@@ -207,9 +210,9 @@ class PathStore:
                 with self._step(step) as folder:
                     # Manifests first: without them nobody takes what is left for a checkpoint.
                     for name in sorted(filter(is_ours, names), key=lambda n: not layout.is_part(n)):
-                        for one in (name, layout.partial_name(name)):
-                            with contextlib.suppress(FileNotFoundError):
-                                os.unlink(one, dir_fd=folder)
+                        files.remove([name, layout.partial_name(name)], folder)
+                    # Of a process that was killed, perhaps on a node that never comes back.
+                    files.remove(files.own_partials(CLAIM, folder), folder)
                 with contextlib.suppress(OSError):
                     os.rmdir(step, dir_fd=top)
 
