@@ -8,6 +8,7 @@ decision. ``CRATER_BENCH_SEEDS`` (``42-51``), ``CRATER_BENCH_TRACES`` and ``CRAT
 from __future__ import annotations
 
 import csv
+import math
 import os
 import statistics
 import time
@@ -43,39 +44,53 @@ def run() -> None:
         tasks = list(openb_tasks(_FOLDER / f"openb_pod_list_{trace}.csv", nodes))
         rows = []
         for policy in policies:
-            known = published.get((trace, POLICIES[policy].published or ""))
+            known = published.get((trace, POLICIES[policy].published or ""), [])
             rows.append(_row(policy, tasks, nodes, seeds, known))
         show(
             f"{trace}: GPU allocation in % at {_LOAD:.0%} arrived load, "
             f"seeds {seeds[0]}-{seeds[-1]} (`python -m bench placement`)",
-            ["policy", "published", "here", "difference", "lowest", "highest", "s per fill-up"],
+            ["policy", "published", "here", "difference", "its standard error", "lowest", "highest",
+             "s per fill-up"],
             rows,
-        )
+        )  # fmt: skip
     _decisions(nodes)
 
 
 def _row(
-    policy: str, tasks: Sequence[Task], nodes: Nodes, seeds: Sequence[int], known: float | None
+    policy: str,
+    tasks: Sequence[Task],
+    nodes: Nodes,
+    seeds: Sequence[int],
+    published: Sequence[float],
 ) -> list[str]:
     begin = time.process_time()
     found = [fill(tasks, nodes, policy, share=_LOAD, seed=seed).allocation for seed in seeds]
     spent = (time.process_time() - begin) / len(seeds)
     mean = statistics.mean(found)
-    published = ["", ""] if known is None else [f"{known:.2f}", f"{mean - known:+.2f}"]
+    known, beside = "", ["", ""]
+    if published:
+        known = f"{statistics.mean(published):.2f}"
+        error = math.hypot(_error(published), _error(found))
+        beside = [f"{mean - statistics.mean(published):+.2f}", f"{error:.2f}"]
     extremes = [f"{min(found):.2f}", f"{max(found):.2f}"]
-    row = [policy, published[0], f"{mean:.2f}", published[1], *extremes, f"{spent:.1f}"]
+    row = [policy, known, f"{mean:.2f}", *beside, *extremes, f"{spent:.1f}"]
     print(" ".join(row), flush=True)
     return row
 
 
-def _published() -> dict[tuple[str, str], float]:
-    """Mean over the published seeds, by trace and policy, at the load that is replayed here."""
+def _error(values: Sequence[float]) -> float:
+    """Standard error of their mean; the order of arrivals and of the nodes is chance."""
+    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+
+
+def _published() -> dict[tuple[str, str], list[float]]:
+    """Of each published seed, by trace and policy, at the load that is replayed here."""
     found: dict[tuple[str, str], list[float]] = {}
     with (_FOLDER / "published_allo.csv").open(newline="") as opened:
         for row in csv.DictReader(opened):
             trace = row["workload"].removeprefix("openb_pod_list_")
             found.setdefault((trace, row["sc_policy"]), []).append(float(row[f"{100 * _LOAD:.0f}"]))
-    return {key: statistics.mean(values) for key, values in found.items()}
+    return found
 
 
 def _decisions(nodes: Nodes) -> None:
