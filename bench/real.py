@@ -5,11 +5,14 @@ The fill-up of ``bench placement``, but every task asks a slurmctld that has the
 (without slurmd: jobs are allocated and never start) for its allocation. What can't be had at once
 is dropped, as the published method does. Slurm gives whole cores and 32nds of a card, so needs are
 rounded up to those, and the simulator is shown with the same rounding beside it.
-``CRATER_BENCH_NODES=8`` takes each eighth node, ``CRATER_BENCH_SEEDS`` the first seed of several.
+``CRATER_BENCH_NODES=8`` takes each eighth node, ``CRATER_BENCH_SEEDS`` the first seed of several,
+``CRATER_BENCH_CASES=3`` that way to run Slurm alone. A case takes 20 minutes, nearly all of them
+salloc's waiting for slurmctld, so that several processes can share the cases.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -40,6 +43,8 @@ _SLICES = 32
 _CARD_MIB = 32768
 _RELEASE = "24.11"  # 22.05 does not tell on which card shards are
 _AVX = ["avx", "avx2"]
+#: slurmctld takes minutes to read the shards of 1,213 nodes.
+_START_SECONDS = 1800.0
 
 #: Asks for each line's allocation in turn, at once or not at all, and prints its node. A batch job
 #: would wait for the next round of the scheduler; salloc would wait for nodes that never come, so
@@ -147,7 +152,7 @@ def _on_slurm(case: Case, tasks: Sequence[Task], nodes: Nodes, seed: int) -> lis
         inventory.write_text(yaml.safe_dump({"nodes": list(_entries(nodes))}))
         sharing = {"allow": "shard" if case.shards else "off", "reserve": 0}
         lab = Lab(
-            name="real",
+            name=f"real{_CASES.index(case)}",  # so that cases can run side by side
             slurm=_RELEASE,
             inventory=str(inventory),
             controller_only=True,
@@ -156,7 +161,9 @@ def _on_slurm(case: Case, tasks: Sequence[Task], nodes: Nodes, seed: int) -> lis
             crater_conf={"sharing": sharing},
             slurm_conf=case.conf,
         )
-        with lab:
+        with contextlib.ExitStack() as stack:
+            lab.up(timeout=_START_SECONDS)
+            stack.callback(lab.down)
             if case.weights:
                 _weigh(lab, nodes)
             begin = time.monotonic()
