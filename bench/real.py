@@ -264,12 +264,19 @@ def _feed(lab: Lab, jobs: Sequence[list[str]]) -> list[tuple[str, str]]:
 
 
 def _rest(nodes: Nodes, needs: Sequence[Need], where: Sequence[str], case: Case) -> Cluster:
-    """The cluster as Slurm left it; on a node the simulator's own choice of cards is taken."""
-    cluster = nodes.cluster()
-    for need, name in zip(needs, where, strict=True):
-        if name:
-            taken = need
-            if need.count and not case.shards:
-                taken = dataclasses.replace(need, milli=WHOLE)
+    """The cluster as Slurm left it. Which cards it gave is not told by every release, so each
+    node's needs are packed on its cards again, the largest first; a share that then has no card
+    (Slurm's were packed otherwise) is told and counts on none."""
+    cluster, lost = nodes.cluster(), 0
+    there = [(need, name) for need, name in zip(needs, where, strict=True) if name]
+    for need, name in sorted(there, key=lambda one: -one[0].gpu):
+        taken = need
+        if need.count and not case.shards:
+            taken = dataclasses.replace(need, milli=WHOLE)
+        try:
             cluster.place(taken, int(name[1:]) - 1, None)
+        except ValueError:
+            lost += 1
+    if lost:
+        print(f"{lost} of {len(there)} could not be packed on their nodes' cards again")
     return cluster
