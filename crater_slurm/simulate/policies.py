@@ -85,7 +85,7 @@ class RandomFit(Policy):
 
 
 class FirstFit(Policy):
-    """The first node in order: Slurm's own choice among nodes of equal weight."""
+    """The first node in order: near what Slurm chooses among nodes of equal weight."""
 
     def pick(self, need: Need, fitting: Ints) -> int:
         return int(fitting[0])
