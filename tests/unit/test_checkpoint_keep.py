@@ -115,4 +115,15 @@ def test_what_is_superseded_would_be_removed_and_something_newer_is_there(
     complete = [i for i in there if i.complete]
     if keep.superseded(item, complete, keep_last, keep_every):
         assert any(i.step > item.step and i.time > item.time for i in complete)
-        assert not keep_every or item.step % keep_every
+        # Of a step that several runs saved only the newest save counts.
+        again = any(
+            (i.name, i.step) == (item.name, item.step) and i.time > item.time for i in complete
+        )
+        assert not keep_every or item.step % keep_every or again
+
+
+def test_an_older_save_of_a_step_that_is_kept_is_superseded() -> None:
+    older = Item("step", 1, "7.0", 0.0)
+    there = [Item("step", 1, "8.0", 1.0), Item("step", 2, "8.0", 2.0)]
+    assert keep.superseded(older, there, 1, 1)
+    assert not keep.superseded(older, there[1:], 1, 1)

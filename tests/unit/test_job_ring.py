@@ -206,7 +206,7 @@ def test_a_worker_that_understands_nothing_is_done_without(
     worker.hold = True
     saving = checkpoint.save(state(fill=1), 1)
     worker.wait_for("commit")
-    with contextlib.suppress(BrokenPipeError):  # it may have had enough before the last
+    with contextlib.suppress(OSError):  # it may have had enough before the last
         for _ in range(9):
             worker.connections[0].send({"op": "error", "error": "what?"})
     assert saving.wait(WAIT) and loaded(1) == state(fill=1)
