@@ -57,7 +57,6 @@ _BY_NUMBER = _query(number=TaskRow.number)
 _BY_TOKEN = _query(token=TaskRow.token)
 _BY_JOB = _query(job_id=TaskRow.job_id)
 _WITH_BODY = _BY_NUMBER.add_columns(TaskRow.body)
-_BODY = select(TaskRow.body).where(TaskRow.number == bindparam("number"))
 #: A change counts only for who knew the newest state; ``is_`` keeps names apart from the columns'.
 _KNOWN = (
     TaskRow.number == bindparam("is_number"),
@@ -134,8 +133,8 @@ class Tasks:
 
     def task_body(self, number: int) -> str:
         """The JSON text of a task as it came."""
-        with engines.reading(self._engine) as connection:
-            return connection.scalar(_BODY, {"number": number}) or "{}"
+        found = self.task_with_body(number)
+        return found[1] if found and found[1] else "{}"
 
     def task_with_body(self, number: int) -> tuple[StoredTask, str] | None:
         """The task of the store's own number, and its JSON text."""
