@@ -96,6 +96,7 @@ _CASES = (
         },
     ),
     Case("Slurm with shards, crater enforcing", crater=True),
+    Case("Slurm with shards, crater enforcing, its weights", crater=True, weights=True),
 )
 
 
@@ -111,16 +112,18 @@ def run() -> None:
     tasks = [dataclasses.replace(task, need=rounded(task.need)) for task in asked]
     rows = []
     for title, policy, of in (
-        ("simulator, the trace as it is, first fit", "firstfit", asked),
-        ("simulator, rounded, first fit", "firstfit", tasks),
-        ("simulator, rounded, crater-prefer", "crater-prefer", tasks),
-        ("simulator, rounded, crater (any node)", "crater", tasks),
+        ("simulator, Slurm's order", "slurm", tasks),
+        ("simulator, Slurm's order, the trace as it is", "slurm", asked),
+        ("simulator, Slurm's order with weights", "slurm-weights", tasks),
+        ("simulator, crater preferring", "crater-prefer-unweighted", tasks),
+        ("simulator, crater preferring, with weights", "crater-prefer", tasks),
+        ("simulator, crater naming any node", "crater", tasks),
     ):
         found = fill(of, nodes, policy, share=_LOAD, seed=seed)
         rows.append(
             [title, f"{found.placed}", f"{found.allocation:.2f}", f"{found.fragmented:.1f}", ""]
         )
-    wanted = os.environ.get("CRATER_BENCH_CASES", "0,1,2,3").split(",")
+    wanted = os.environ.get("CRATER_BENCH_CASES", "0,1,2,3,4").split(",")
     for case in (_CASES[int(n)] for n in wanted):
         rows.append(_on_slurm(case, tasks, nodes, seed))
         print(" | ".join(rows[-1]), flush=True)
@@ -158,14 +161,13 @@ def _on_slurm(case: Case, tasks: Sequence[Task], nodes: Nodes, seed: int) -> lis
             controller_only=True,
             cloud=True,
             crater=case.crater,
+            weights=case.weights,
             crater_conf={"sharing": sharing},
             slurm_conf=case.conf,
         )
         with contextlib.ExitStack() as stack:
             lab.up(timeout=_START_SECONDS)
             stack.callback(lab.down)
-            if case.weights:
-                _weigh(lab, nodes)
             begin = time.monotonic()
             answers = _feed(lab, [_options(need, case, nodes) for need in needs])
             spent = time.monotonic() - begin
@@ -236,17 +238,6 @@ def _options(need: Need, case: Case, nodes: Nodes) -> list[str]:
         return [*options, f"-c{cores}"]
     wish = f"crater: cpus={cores}" + (f" gpus={need.count}" if need.count and not share else "")
     return [*options, f"--comment={wish}"]
-
-
-def _weigh(lab: Lab, nodes: Nodes) -> None:
-    """Best practice: small machines first, so that the large ones stay whole."""
-    for gpus in sorted(set(nodes.gpus)):
-        names = [f"n{i:04d}" for i, size in enumerate(nodes.gpus, start=1) if size == gpus]
-        lab.run(
-            ["scontrol", "update", f"NodeName={hostlist.compress(names)}", f"Weight={gpus + 1}"],
-            user="root",
-            check=True,
-        )
 
 
 def _feed(lab: Lab, jobs: Sequence[list[str]]) -> list[tuple[str, str]]:

@@ -66,6 +66,7 @@ class Output:
     help="Slices of each card that no job gets; default: sharing.reserve of the settings.",
 )
 @click.option("--no-features", is_flag=True, help="Publish no node features.")
+@click.option("--no-weights", is_flag=True, help="Leave the order of nodes to Slurm.")
 @click.option("--check", is_flag=True, help="Compare the live configuration; 1 if it differs.")
 @click.option("--conf", type=_path, help="With --check: the slurm.conf; default: the live one.")
 @click.option("--slurmd", is_flag=True, help="With --check: also what slurmd -C finds here.")
@@ -80,6 +81,7 @@ def render(
     shards: bool,
     shard_reserve: int | None,
     no_features: bool,
+    no_weights: bool,
     check: bool,
     conf: Path | None,
     slurmd: bool,
@@ -101,6 +103,7 @@ def render(
         shard_reserve=reserve if shards else None,
         shard_rounding=settings.sharing.rounding,
         features=not no_features,
+        weights=not no_weights,
         memory_margin=True,
     )
     _refuse_mixtures(what, check, conf=conf, slurmd=slurmd, as_json=as_json, output=output)

@@ -153,13 +153,11 @@ def _policy(name: str) -> str:
     from crater_slurm.errors import UsageError, nearest
     from crater_slurm.simulate.policies import POLICIES
 
-    names = {alias: known for known, entry in POLICIES.items() for alias in entry.aliases}
-    names |= {known: known for known in POLICIES}
-    if name not in names:
-        close = nearest(name, list(names))
+    if name not in POLICIES:
+        close = nearest(name, list(POLICIES))
         hint = f"did you mean {close}? " if close else ""
-        raise UsageError(f"there is no policy {name!r}; {hint}known are {', '.join(names)}")
-    return names[name]
+        raise UsageError(f"there is no policy {name!r}; {hint}known are {', '.join(POLICIES)}")
+    return name
 
 
 def _load(text: str) -> float:

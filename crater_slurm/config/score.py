@@ -37,14 +37,14 @@ class Score(Section):
         "alone could not run prefers none, since Slurm would refuse it.",
     )
     fragmentation: float = Field(
-        default=0.5,
+        default=0.9,
         ge=0,
         le=1,
         description="Part of the score that is what the job would strand: how much less of the "
         "cluster's own mix of jobs packs on the nodes then. 0 leaves it out.",
     )
     tolerance: float = Field(
-        default=0.05,
+        default=0.01,
         ge=0,
         le=1,
         description="Nodes whose score is this close to the best are as good.",

@@ -105,6 +105,7 @@ def _choices(spec: LabSpec) -> node_gres.Choices:
     sharing = Sharing.model_validate(spec.crater_conf.get("sharing", {}))
     return node_gres.Choices(
         features=True,
+        weights=spec.weights,
         shard_reserve=None if sharing.allow == "off" else sharing.reserve,
         shard_rounding=sharing.rounding,
     )

@@ -41,8 +41,8 @@ class LabSpec:
     ``slurm`` is a release such as 24.11, None for the machine's own. ``controller_only`` starts no
     slurmd: jobs pend, or with ``cloud`` are allocated to nodes that never come. ``daemons`` are
     those of crater's that start by themselves; ``seeded``: the store has the nodes' profiles before
-    any probe reports. ``accounting``: slurmdbd records jobs. ``slurm_conf`` and ``crater_conf``
-    override single settings of either.
+    any probe reports. ``weights``: nodes with few GPUs are taken first. ``accounting``: slurmdbd
+    records jobs. ``slurm_conf`` and ``crater_conf`` override single settings of either.
     """
 
     name: str = DEFAULT_NAME
@@ -55,6 +55,7 @@ class LabSpec:
     seeded: bool = True
     controller_only: bool = False
     cloud: bool = False
+    weights: bool = True
     accounting: bool = False
     cache_mib: int = 256
     slurm_conf: Mapping[str, str] = field(default_factory=dict)

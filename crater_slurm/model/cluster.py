@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
+
+_NUMBERS = re.compile(r"([0-9]+)")
+
+
+def natural(name: str) -> tuple[str | int, ...]:
+    """A key by which nodes' names sort as slurm.conf has them: n2 before n10."""
+    return tuple(int(p) if i % 2 else p for i, p in enumerate(_NUMBERS.split(name)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

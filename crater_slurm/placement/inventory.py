@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
-from crater_slurm.model.cluster import Partition, Reservation, SlurmCluster
+from crater_slurm.model.cluster import Partition, Reservation, SlurmCluster, natural
 from crater_slurm.model.profile import Gpu, Method, NodeProfile, Nvme, Provenance, Software
 from crater_slurm.placement import mig
 from crater_slurm.placement.measured import Measured
@@ -136,7 +136,7 @@ def build(
     A profile whose node Slurm does not have is left out: Slurm can't place a job there.
     """
     by_name = {profile.name: profile for profile in profiles}
-    ordered = sorted(cluster.nodes, key=attrgetter("name"))
+    ordered = sorted(cluster.nodes, key=lambda node: natural(node.name))
     names = tuple(node.name for node in ordered)
     partitions: dict[str, int] = {}
     features: dict[frozenset[str], int] = {}

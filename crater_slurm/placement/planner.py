@@ -40,7 +40,7 @@ class Preference:
     """Which nodes of many to prefer: those within ``tolerance`` of the best score."""
 
     weights: score.Weights = field(default_factory=score.Weights)
-    tolerance: float = 0.05
+    tolerance: float = 0.01
 
 
 @dataclass(slots=True)

@@ -81,14 +81,14 @@ def _amounts(
     if cores:
         own = profile.cpu.cores * share
         why = f"asks {cores} of the {format_number(own)} cores that are its share"
-        yield weights.cpu_cores, "cpu-cores", _match(cores, own), why
+        yield weights.cpu_cores, "cpu-cores", match(cores, own), why
     if need.memory_bandwidth_gb_s and profile.memory_bandwidth_gb_s:
         own = profile.memory_bandwidth_gb_s * share
         why = (
             f"asks {format_number(need.memory_bandwidth_gb_s)} of the {format_number(own)} GB/s "
             "that are its share"
         )
-        value = _match(need.memory_bandwidth_gb_s, own)
+        value = match(need.memory_bandwidth_gb_s, own)
         yield weights.memory_bandwidth, "memory-bandwidth", value, why
     if need.ssd_iops and profile.nvmes:
         drive = max(profile.nvmes, key=lambda d: d.random_read_iops or 0)
@@ -98,7 +98,7 @@ def _amounts(
             f"asks {format_number(need.ssd_iops)} of the {format_number(own)} IOPS that are its "
             f"share{blemish}"
         )
-        yield weights.ssd_iops, "ssd-iops", quality * _match(need.ssd_iops, own), why
+        yield weights.ssd_iops, "ssd-iops", quality * match(need.ssd_iops, own), why
 
 
 def _gpu_memory(profile: NodeProfile, need: Need, result: Result) -> tuple[float, str]:
@@ -110,10 +110,11 @@ def _gpu_memory(profile: NodeProfile, need: Need, result: Result) -> tuple[float
         least = format_mib(min(memories))
         return 0.0, f"may take {format_mib(asked)} of each GPU, of which one has {least}"
     why = f"asks {format_mib(asked)} of each GPU's {format_mib(max(memories))}"
-    return _match(asked, max(memories)), why
+    return match(asked, max(memories)), why
 
 
-def _match(asked: float, own: float) -> float:
+def match(asked: float, own: float) -> float:
+    """An amount against the share that is the job's own: 1 where it takes just that."""
     return min(asked, own) / max(asked, own) if own > 0 else 0.0
 
 

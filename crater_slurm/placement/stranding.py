@@ -1,9 +1,10 @@
 """What a job would strand, node group by node group: the rest of the cluster, and what packs on it.
 
-Slurm takes the first node that has room, of those that a job prefers. So of each group of nodes
-that can be preferred together, that node is looked at: how much of the cluster's own mix of jobs
-packs on it before and after. A job that takes just what it uses costs its own GPUs; one that leaves
-cores without GPUs, or GPUs without cores, costs more, and one that takes such a rest costs less.
+Of the nodes that a job prefers, Slurm takes one by a rule of its own (``order``). So of each group
+of nodes that can be preferred together, that node is looked at: how much of the cluster's own mix
+of jobs packs on it before and after. A job that takes just what it uses costs its own GPUs; one
+that leaves cores without GPUs, or GPUs without cores, costs more, and one that takes such a rest
+costs less.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ import numpy.typing as npt
 from crater_slurm.model.cluster import NodeUse
 from crater_slurm.model.profile import NodeProfile
 from crater_slurm.model.slices import SLICES
+from crater_slurm.placement import order
 from crater_slurm.placement.need import Need
 from crater_slurm.placement.packing import batch
-from crater_slurm.placement.packing.kernels import WHOLE, Measure
+from crater_slurm.placement.packing.kernels import WHOLE, Ints, Measure
 from crater_slurm.placement.packing.state import ANY_MODEL, Cluster, Mix
 from crater_slurm.placement.packing.state import Need as PackedNeed
 
@@ -58,20 +60,25 @@ def model_of(profile: NodeProfile | None) -> str:
 
 
 class Rest:
-    """What is left of every node, in the order of the inventory."""
+    """What is left of every node, in the order of the inventory, which is taken for Slurm's."""
 
     def __init__(
         self,
         profiles: Sequence[NodeProfile | None],
         used: Sequence[NodeUse],
         usable: npt.NDArray[np.bool_],
+        weights: Sequence[int] | None = None,
+        release: order.Release = order.OF_ROWS,
     ) -> None:
-        """From each node's profile (None: unknown, and has nothing), use, and whether it is up."""
+        """From each node's profile (None: unknown, and has nothing), use, whether it is up, and its
+        weight in Slurm (None: all weigh the same), which is of ``release``."""
         models = [model_of(profile) for profile in profiles]
         self._bits = {
             model: min(i, _MOST_KINDS) for i, model in enumerate(sorted(set(models) - {""}))
         }
         self.usable = usable
+        self.release = release
+        self.weights = np.asarray(weights or [1] * len(profiles), np.int64)
         sizes = [len(profile.gpus) if profile else 0 for profile in profiles]
         rest = [_rest(p, u) for p, u in zip(profiles, used, strict=True)]
         self.cluster = Cluster(sizes, [self._bits.get(m, 0) for m in models], rest)
@@ -103,13 +110,13 @@ class Rest:
     def costs(
         self, kind: Kind, groups: Sequence[npt.NDArray[np.bool_]], measure: Measure
     ) -> list[float | None]:
-        """For each group of nodes the milli-GPU of the mix that its first node with room loses
-        beyond the GPUs that the job takes (negative: it takes what was stranded); None where no
-        node has room now."""
+        """For each group of nodes the milli-GPU of the mix that is lost on the node that Slurm
+        takes of it, beyond the GPUs that the job takes (negative: it takes what was stranded);
+        None where no node has room now."""
         need, cluster = self.need(kind), self.cluster
         able = batch.fitting(cluster, need) & self.usable
-        first = [int(np.argmax(group & able)) if (group & able).any() else -1 for group in groups]
-        nodes = np.array([node for node in first if node >= 0], np.int64)
+        taken = [self._taken(np.flatnonzero(group & able), need) for group in groups]
+        nodes = np.array([node for node in taken if node >= 0], np.int64)
         if not nodes.size:
             return [None] * len(groups)
         gpus, rest = cluster.gpus[nodes], cluster.rest[nodes]
@@ -118,7 +125,13 @@ class Rest:
         left = np.concatenate([rest, rest - np.asarray(need.take, np.int64)])
         worth = batch.packs(both, left, np.tile(cluster.models[nodes], 2), measure)
         lost = iter(worth[: nodes.size] - worth[nodes.size :] - need.gpu)
-        return [float(next(lost)) if node >= 0 else None for node in first]
+        return [float(next(lost)) if node >= 0 else None for node in taken]
+
+    def _taken(self, able: Ints, need: PackedNeed) -> int:
+        if not able.size:
+            return -1
+        weights, free = self.weights[able], self.cluster.rest[able, 0]
+        return order.taken(able, weights, free, need.take[0], need.count, self.release)
 
 
 def value(cost: float, gpus: int) -> float:

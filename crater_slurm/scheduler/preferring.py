@@ -154,11 +154,14 @@ class Preferring:
             return
         inventory, profiles, used = view.planner.inventory, self._profiles(), self._used()
         names = inventory.names
+        weights = {node.name: node.weight or 0 for node in view.cluster.nodes}
         (usable,) = stranding.masks([inventory.usable], len(names))
         rest = Rest(
             [profiles.get(name) for name in names],
             [used.get(name, NodeUse()) for name in names],
             usable,
+            [weights.get(name, 0) for name in names],
+            view.cluster.version,
         )
         with self._lock:
             seen = Counter(self._seen)

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
-from crater_slurm.placement import stranding
+from crater_slurm.placement import order, stranding
 from crater_slurm.placement.packing import score
 from crater_slurm.placement.packing.kernels import NOT_THERE, WHOLE, Floats, Ints
 from crater_slurm.placement.packing.state import Cluster, Mix, Need
+from crater_slurm.placement.score import match
 
 Choice = tuple[int, int | None] | None
 Random = np.random.Generator
@@ -85,10 +86,30 @@ class RandomFit(Policy):
 
 
 class FirstFit(Policy):
-    """The first node in order: near what Slurm chooses among nodes of equal weight."""
+    """The first node in order, as Slurm 26.05 takes of nodes that all weigh the same."""
 
     def pick(self, need: Need, fitting: Ints) -> int:
         return int(fitting[0])
+
+
+class Slurm(Policy):
+    """The order of Slurm up to 24.11, of nodes that all weigh the same."""
+
+    weighted = False
+
+    def __init__(self, cluster: Cluster, mix: Mix, random: Random) -> None:
+        super().__init__(cluster, mix, random)
+        self._weights: Ints = cluster.sizes if self.weighted else np.zeros_like(cluster.sizes)
+
+    def pick(self, need: Need, fitting: Ints) -> int:
+        weights, free = self._weights[fitting], self.cluster.rest[fitting, 0]
+        return order.taken(fitting, weights, free, need.take[0], need.count)
+
+
+class SlurmWeighted(Slurm):
+    """The same with the weights that crater renders: fewest GPUs first."""
+
+    weighted = True
 
 
 class BestFit(Policy):
@@ -193,17 +214,17 @@ class PackAhead(Policy):
         return None if scores[node] <= NOT_THERE else (node, _gpu(choice[node]))
 
 
-class Preferred(PackAhead):
-    """crater's as Slurm can be told it: GPU models to prefer, and Slurm's first node of those.
+class Preferred(PackAhead, SlurmWeighted):
+    """crater's as Slurm can be told it: GPU models to prefer, of which Slurm takes a node by its
+    own order, with the weights that crater renders.
 
-    Which models suit a need is worked out once per picture of the cluster, by the part of the score
-    that is fragmentation, as the scheduler does; where none of them has room the first node of any
-    other is taken.
+    Which models suit a need is worked out once per picture of the cluster, by the scheduler's score
+    in the two amounts that a trace has: what the job would strand, and its share of the cores.
+    Where none of the models has room Slurm takes any other.
     """
 
     def __init__(self, cluster: Cluster, mix: Mix, random: Random) -> None:
         super().__init__(cluster, mix, random)
-        self._models = np.unique(cluster.models)
         self._preferred: dict[Need, list[int]] = {}
         self._choices = 0
 
@@ -216,20 +237,29 @@ class Preferred(PackAhead):
             return None
         if need not in self._preferred:
             self._preferred[need] = self._suiting(need, fitting)
-        able = np.isin(self.cluster.models[fitting], self._preferred[need])
-        return int(fitting[np.argmax(able)] if able.any() else fitting[0]), None
+        able = fitting[np.isin(self.cluster.models[fitting], self._preferred[need])]
+        return self.pick(need, able if able.size else fitting), None
 
     def _suiting(self, need: Need, fitting: Ints) -> list[int]:
-        """GPU models whose first node with room is within the tolerance of the best."""
+        """GPU models of which the node that Slurm takes is within the tolerance of the best."""
         scores, _ = self._scorer.scores(need)
         models = self.cluster.models[fitting]
-        first = {int(m): int(fitting[np.argmax(models == m)]) for m in self._models if m in models}
-        parts = {
-            model: SCORE_SHARE * stranding.value(-scores[node] - need.gpu, need.count)
-            for model, node in first.items()
-        }
+        taken = {int(m): self.pick(need, fitting[models == m]) for m in np.unique(models)}
+        parts = {model: self._score(need, node, scores[node]) for model, node in taken.items()}
         least = max(parts.values()) - TOLERANCE
         return [model for model, part in parts.items() if part >= least]
+
+    def _score(self, need: Need, node: int, worth: float) -> float:
+        size, cores = int(self.cluster.sizes[node]), int(self.cluster.capacity[node, 0])
+        own = cores * need.count / size if need.count else cores
+        stranded = stranding.value(-worth - need.gpu, need.count)
+        return SCORE_SHARE * stranded + (1 - SCORE_SHARE) * match(need.take[0], own)
+
+
+class PreferredUnweighted(Preferred):
+    """The same on nodes that all weigh the same."""
+
+    weighted = False
 
 
 class Learning(PackAhead):
@@ -248,7 +278,7 @@ class Learning(PackAhead):
 
 
 #: What settings have by default: fragmentation's part of a score, and how near is as good.
-SCORE_SHARE, TOLERANCE = 0.5, 0.05
+SCORE_SHARE, TOLERANCE = 0.9, 0.01
 #: Placements between two pictures of the cluster, where the scheduler has one each half minute.
 _PICTURE_EVERY = 50
 #: A full node's advantage over an empty one, in milli-GPU that still pack.
@@ -268,18 +298,20 @@ class Known:
     make: Callable[[Cluster, Mix, Random], Policy]
     about: str
     published: str | None = None
-    aliases: tuple[str, ...] = field(default=())
 
 
 POLICIES: dict[str, Known] = {
     "random": Known(RandomFit, "any node that fits", "01-Random"),
-    "firstfit": Known(FirstFit, "the first node in order", aliases=("slurm",)),
+    "firstfit": Known(FirstFit, "the first node in order, as Slurm 26.05"),
+    "slurm": Known(Slurm, "order of Slurm up to 24.11, all nodes of one weight"),
+    "slurm-weights": Known(SlurmWeighted, "the same, fewest GPUs first by weight"),
     "dotprod": Known(DotProduct, "smallest product of free and asked", "02-DotProd"),
     "clustering": Known(GpuClustering, "like requests together", "03-GpuClustering"),
     "packing": Known(GpuPacking, "GPUs and nodes in use first", "04-GpuPacking"),
     "bestfit": Known(BestFit, "least left over", "05-BestFit"),
     "fgd": Known(Fgd, "fragmentation gradient descent", "06-FGD"),
     "crater": Known(PackAhead, "most of the mix still packs"),
-    "crater-prefer": Known(Preferred, "GPU models by the same, then Slurm's first node"),
+    "crater-prefer": Known(Preferred, "GPU models by the same, then slurm-weights"),
+    "crater-prefer-unweighted": Known(PreferredUnweighted, "GPU models by the same, then slurm"),
     "crater-learning": Known(Learning, "the same, by the mix that arrived so far"),
 }

@@ -29,14 +29,15 @@ class Choices:
 
     ``shard_reserve`` is how many slices of each card are kept back, None for no shards at all, and
     ``shard_rounding`` how the size of a slice is rounded.
-    ``features`` publishes facts that no job consumes, ``memory_margin`` keeps RealMemory below
-    what slurmd will count.
+    ``features`` publishes facts that no job consumes, ``weights`` lets Slurm take nodes with few
+    GPUs first, ``memory_margin`` keeps RealMemory below what slurmd will count.
     """
 
     consume: Sequence[str] = COUNT_ONLY
     shard_reserve: int | None = None
     shard_rounding: Rounding = "ceil"
     features: bool = False
+    weights: bool = False
     memory_margin: bool = False
 
 

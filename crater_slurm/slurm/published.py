@@ -1,7 +1,8 @@
-"""Node features: facts of a node that jobs may ask for by ``--constraint`` and never use up.
+"""What Slurm is told of a node beside what jobs use up: its features and its weight.
 
-Only what can't be consumed is a feature; GPUs, bandwidth and space are gres. Names are short, and
-are sure to mean one thing beside a site's own features.
+Features are facts that jobs may ask for by ``--constraint``. Only what can't be consumed is one;
+GPUs, bandwidth and space are gres. Names are short, and are sure to mean one thing beside a site's
+own features.
 """
 
 from __future__ import annotations
@@ -31,3 +32,13 @@ def features(profile: NodeProfile) -> list[str]:
     if known and len(known) == len(latencies):
         found += [f"nvme_{limit}us" for limit in _LATENCY_CLASSES_US if max(known) <= limit]
     return [words.name("a feature", text) for text in found]
+
+
+def weight(profile: NodeProfile) -> int:
+    """Weight of a node: fewest GPUs first.
+
+    Slurm takes nodes of a low weight first. With all alike, jobs fill the cluster hole by hole: a
+    job without GPUs takes cores beside eight of them, and one GPU is taken of the node that a
+    large job needs whole.
+    """
+    return 1 + len(profile.gpus)

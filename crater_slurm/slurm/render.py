@@ -29,7 +29,7 @@ from crater_slurm.slurm.node_gres import (
     node_gres,
     shard_sentences,
 )
-from crater_slurm.slurm.published import features
+from crater_slurm.slurm.published import features, weight
 
 Version = tuple[int, int]
 #: The first with ``Parameters=`` on a node's line; before, SlurmdParameters is the whole cluster's.
@@ -112,6 +112,7 @@ def _node_words(one: NodeGroup, form: Layout, choices: Choices) -> dict[str, str
         "RealMemory": str(memory or ""),
         "Gres": node_gres(one.profile, choices),
         "Feature": ",".join(features(one.profile)) if choices.features else "",
+        "Weight": str(weight(one.profile)) if choices.weights else "",
         **one.attributes,
     }
 

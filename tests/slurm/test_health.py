@@ -39,7 +39,8 @@ CONF = {
         "drain_share": 0.5,
     },
 }
-HOT = 1 + 10_000  # a score of 0 is the worst tier
+OWN = 1 + 8  # by the GPUs
+HOT = OWN + 10_000  # a score of 0 is the worst tier
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +53,7 @@ def lab(cluster: Lab) -> Iterator[Lab]:
     """Two nodes in service, healthy, with their own weights."""
     for name in NODES:
         report(cluster, name)
-    wait_until(lambda: weights(cluster) == {"a1": 1, "a2": 1}, "the weights are the nodes' own")
+    wait_until(lambda: weights(cluster) == {"a1": OWN, "a2": OWN}, "the weights are the nodes' own")
     yield cluster
     cancel(cluster)
     for name in NODES:
@@ -127,21 +128,21 @@ def test_one_line_of_sinfo_stands_for_nodes_of_one_weight(lab: Lab) -> None:
         text = slurm(lab, "sinfo", "-a", "-e", "-h", "-o", "%R|%T|%f|%G|%w|%z|%m|%N|%E")
         return [line.split("|") for line in text.splitlines()]
 
-    assert [line[4::3] for line in lines()] == [["1", "a[1-2]"]]
+    assert [line[4::3] for line in lines()] == [[str(OWN), "a[1-2]"]]
     report(lab, "a1", celsius=95)
     weight_becomes(lab, "a1", HOT)
-    assert sorted(line[4::3] for line in lines()) == [["1", "a2"], [str(HOT), "a1"]]
+    assert sorted(line[4::3] for line in lines()) == [[str(HOT), "a1"], [str(OWN), "a2"]]
 
 
 def test_an_ill_node_is_taken_last(lab: Lab) -> None:
     report(lab, "a1", celsius=95)
     weight_becomes(lab, "a1", HOT)
-    assert weights(lab)["a2"] == 1
+    assert weights(lab)["a2"] == OWN
     # Without a directive: it is Slurm itself that prefers the other node.
     assert running(lab, accepted(submit(lab)))["NodeList"] == "a2"
     # What crater tells is what it saw of Slurm last, which was before it changed it.
     a1 = wait_until(lambda: (e := told(lab, "a1"))["weight"] == HOT and e, "crater sees the weight")
-    assert (a1["score"], a1["degraded"], a1["own_weight"]) == (0, True, 1)
+    assert (a1["score"], a1["degraded"], a1["own_weight"]) == (0, True, OWN)
     table = crater(lab, "nodes", "health", user="root").stdout.splitlines()
     assert "gpu_temperature: GPU 7 at 95 °C" in next(x for x in table if x.startswith("a1"))
     metrics = api(lab, "/metrics")
@@ -166,7 +167,7 @@ def test_weights_survive_reconfigure_and_restarts(lab: Lab) -> None:
     looks(lab)
     assert weights(lab)["a1"] == HOT
     report(lab, "a1")
-    weight_becomes(lab, "a1", 1)
+    weight_becomes(lab, "a1", OWN)
 
 
 def test_an_admins_weight_becomes_the_nodes_own(lab: Lab) -> None:
@@ -177,7 +178,7 @@ def test_an_admins_weight_becomes_the_nodes_own(lab: Lab) -> None:
     report(lab, "a1")
     weight_becomes(lab, "a1", 7)
     slurm(lab, "scontrol", "reconfigure")
-    weight_becomes(lab, "a1", 1)
+    weight_becomes(lab, "a1", OWN)
 
 
 def test_a_lost_gpu_drains_and_its_return_undrains(lab: Lab) -> None:

@@ -63,12 +63,13 @@ LINE = "NodeName=g[1-2] Sockets=4 CoresPerSocket=4 ThreadsPerCore=1 RealMemory=6
 
 def test_node_lines_alone(run: Run) -> None:
     done = run("node-line", "--slurm", "24.11")
-    assert done.stdout == LINE + "Gres=gpu:a100:2 Feature=gpu_a100\n"
+    assert done.stdout == LINE + "Gres=gpu:a100:2 Feature=gpu_a100 Weight=3\n"
     assert done.stderr.startswith("note: g[1-2]: SlurmdParameters=numa_node_as_socket")
 
 
-def test_only_some_nodes_and_no_features(run: Run) -> None:
-    done = run("node-line", "--slurm", "24.11", "--node", "g[2]", "--no-features")
+def test_only_some_nodes_and_neither_features_nor_weights(run: Run) -> None:
+    bare = ("--no-features", "--no-weights")
+    done = run("node-line", "--slurm", "24.11", "--node", "g[2]", *bare)
     assert done.stdout == LINE.replace("g[1-2]", "g2") + "Gres=gpu:a100:2\n"
 
 
