@@ -54,6 +54,12 @@ def test_first_fit_takes_the_first() -> None:
     assert policy("firstfit", cluster((1, 1), (1, 5), (1, 5))).choose(share(500, 2)) == (1, None)
 
 
+def test_slurm_takes_from_the_shortest_row_of_neighbours() -> None:
+    there = cluster((2, 9), (2, 9), (2, 1), (4, 9))
+    assert policy("slurm", there).choose(whole(cpu=2)) == (3, None)
+    assert policy("slurm-weights", there).choose(whole(cpu=2)) == (0, None)  # fewer GPUs
+
+
 def test_best_fit_leaves_least() -> None:
     # Left of the largest node's 100 CPU and 8 GPUs: (90 % + 7/8) / 2 and (10 % + 1/8) / 2.
     assert policy("bestfit", cluster((8, 100), (2, 20))).choose(whole(1, 10)) == (1, None)
@@ -171,7 +177,7 @@ def test_what_is_simulated_is_what_settings_have_by_default() -> None:
     assert (own.fragmentation, own.tolerance) == (SCORE_SHARE, TOLERANCE)
 
 
-def test_only_models_are_preferred_and_the_first_node_of_those_is_taken() -> None:
+def test_only_models_are_preferred_and_slurm_takes_one_of_those() -> None:
     """A job of eight CPUs leaves one of nine, too few for the other GPU, and four of twelve."""
     there = cluster((2, 9), (2, 12), (2, 12), models=(0, 1, 1))
     chooser = policy("crater-prefer", there, Mix.of([(whole(cpu=4), 1.0)]))

@@ -234,7 +234,7 @@ def test_a_users_preference_for_nodes_that_can_t_run_it_is_told(own: str, refuse
 
 
 @pytest.mark.parametrize(
-    "words", ["gpus=1 cpus=4 numa=strict gpu-memory=16GiB", "gpus=1 cpus=20 gpu-memory=16GiB"]
+    "words", ["gpus=1 cpus=8 numa=strict gpu-memory=16GiB", "gpus=1 cpus=20 gpu-memory=16GiB"]
 )
 def test_nothing_is_preferred_where_slurm_may_count_a_node_tighter(words: str) -> None:
     """Kept on sockets, or with cores that some node lacks."""
@@ -245,5 +245,5 @@ def test_nothing_is_preferred_where_slurm_may_count_a_node_tighter(words: str) -
     answer = decider().decide(message(words), there)
     assert not answer.reject
     assert "prefer" not in answer.fields
-    usual = decider().decide(message("gpus=1 cpus=4 gpu-memory=16GiB"), there)
+    usual = decider().decide(message("gpus=1 cpus=8 gpu-memory=16GiB"), there)
     assert usual.fields.get("prefer") == "gpu_l4"

@@ -104,6 +104,17 @@ def test_a_stranded_gpu_is_the_cheapest() -> None:
     assert cost(rest_of((node(), NodeUse()), poor), small, USUAL) == [0.0, -1000.0]
 
 
+@pytest.mark.parametrize(("weights", "expected"), [(None, 0.0), ([1, 2], 0.0), ([2, 1], -1000.0)])
+def test_of_a_group_the_node_counts_that_slurm_takes(
+    weights: list[int] | None, expected: float
+) -> None:
+    small = dataclasses.replace(USUAL, take=(2, 0, 0, 0, 0))
+    used = [NodeUse(), NodeUse(cpus=30, gres={"gpu": 1})]
+    rest = Rest([node(), node("n2")], used, np.ones(2, np.bool_), weights)
+    both = masks([0b11], 2)
+    assert rest.costs(small, both, packs_of(rest.mix({USUAL: 1}))) == [expected]
+
+
 def test_no_room_is_told_as_such() -> None:
     full = (node(), NodeUse(gres={"gpu": 4}))
     assert cost(rest_of(full), USUAL, USUAL) == [None]
