@@ -48,26 +48,37 @@ _START_SECONDS = 1800.0
 
 #: Asks for each line's allocation in turn, at once or not at all, and prints its node. A batch job
 #: would wait for the next round of the scheduler; salloc would wait for nodes that never come, so
-#: it is killed as soon as it has said what it got, and Slurm keeps the allocation.
+#: it is killed as soon as it has said what it got, and Slurm keeps the allocation. Slurm tries a
+#: new job on the preferred nodes alone, and in its next round on the others too. Here that second
+#: look comes at once: what pends is asked for again with --immediate, which prefers nothing.
 _FEED = """
 import json, re, subprocess, sys
-for line in open(sys.argv[1]):
-    argv = ["salloc", "--immediate", "--no-shell", *json.loads(line)]
+
+def said(*argv):
+    return subprocess.run(argv, capture_output=True, text=True).stdout.strip()
+
+def asked(*argv):
+    argv = ["salloc", "--no-shell", *argv]
     child = subprocess.Popen(argv, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
-    said, job = [], None
+    words, found = "", None
     for text in child.stderr:
-        said.append(text)
-        found = re.search("Granted job allocation ([0-9]+)", text)
-        if found:
-            job = found.group(1)
-            child.kill()
+        words += text
+        if found := re.search("(Granted|Pending) job allocation ([0-9]+)", text):
             break
+    child.kill()
     child.wait()
-    node = ""
-    if job:
-        argv = ["squeue", "-h", "-j", job, "-o", "%N"]
-        node = subprocess.run(argv, capture_output=True, text=True).stdout.strip()
-    print(json.dumps([node, "" if job else "".join(said)[-300:]]), flush=True)
+    if found and found.group(1) == "Granted":
+        return found.group(2), ""
+    if found:
+        said("scancel", found.group(2))
+    return None, words[-300:]
+
+for line in open(sys.argv[1]):
+    job, words = asked(*json.loads(line))
+    if not job and "Pending" in words:
+        job, words = asked("--immediate", *json.loads(line))
+    node = said("squeue", "-h", "-j", job, "-o", "%N") if job else ""
+    print(json.dumps([node, words]), flush=True)
 """
 _NO_ROOM = ("Requested nodes are busy", "temporarily unavailable", "Unable to allocate resources")
 

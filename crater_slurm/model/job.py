@@ -65,6 +65,7 @@ class Job:
     threads_per_core: int | None = None
     time_limit_minutes: int | None = None
     reservation: str | None = None
+    immediate: bool = False
     enforce_binding: bool = False
     disable_binding: bool = False
     array: bool = False

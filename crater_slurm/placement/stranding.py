@@ -22,12 +22,14 @@ from crater_slurm.model.slices import SLICES
 from crater_slurm.placement import order
 from crater_slurm.placement.need import Need
 from crater_slurm.placement.packing import batch
-from crater_slurm.placement.packing.kernels import WHOLE, Ints, Measure
+from crater_slurm.placement.packing.kernels import WHOLE, Floats, Ints, Measure
 from crater_slurm.placement.packing.state import ANY_MODEL, Cluster, Mix
 from crater_slurm.placement.packing.state import Need as PackedNeed
 
 #: Bits for GPU models; a cluster with more has the rest in the last.
 _MOST_KINDS = 60
+#: States that are worth something together; more would only take more memory.
+_AT_ONCE = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,30 +110,45 @@ class Rest:
         return PackedNeed(kind.gpus, kind.milli if kind.gpus else 0, kind.take, allowed)
 
     def costs(
-        self, kind: Kind, groups: Sequence[npt.NDArray[np.bool_]], measure: Measure
-    ) -> list[float | None]:
-        """For each group of nodes the milli-GPU of the mix that is lost on the node that Slurm
-        takes of it, beyond the GPUs that the job takes (negative: it takes what was stranded);
-        None where no node has room now."""
-        need, cluster = self.need(kind), self.cluster
-        able = batch.fitting(cluster, need) & self.usable
-        taken = [self._taken(np.flatnonzero(group & able), need) for group in groups]
-        nodes = np.array([node for node in taken if node >= 0], np.int64)
-        if not nodes.size:
-            return [None] * len(groups)
-        gpus, rest = cluster.gpus[nodes], cluster.rest[nodes]
-        after = batch.placed(gpus, need)
-        both = np.concatenate([gpus, after])
-        left = np.concatenate([rest, rest - np.asarray(need.take, np.int64)])
-        worth = batch.packs(both, left, np.tile(cluster.models[nodes], 2), measure)
-        lost = iter(worth[: nodes.size] - worth[nodes.size :] - need.gpu)
-        return [float(next(lost)) if node >= 0 else None for node in taken]
+        self, asked: Sequence[tuple[Kind, Sequence[npt.NDArray[np.bool_]]]], measure: Measure
+    ) -> list[list[tuple[int, float] | None]]:
+        """For each kind of job and each of its groups of nodes, the node that Slurm takes of the
+        group, and the milli-GPU of the mix that are lost there beyond the GPUs that the job takes
+        (negative: it takes what was stranded); None where no node has room now."""
+        takes = [self._takes(kind, groups) for kind, groups in asked]
+        cluster, rows = self.cluster, [n for taken in takes for n in taken if n >= 0]
+        whole, place = np.unique(np.array(rows, np.int64), return_inverse=True)
+        gpus, left = [cluster.gpus[whole]], [cluster.rest[whole]]
+        for (kind, _), taken in zip(asked, takes, strict=True):
+            need, nodes = self.need(kind), [node for node in taken if node >= 0]
+            gpus.append(batch.placed(cluster.gpus[nodes], need))
+            left.append(cluster.rest[nodes] - np.asarray(need.take, np.int64))
+        models = cluster.models[np.concatenate([whole, np.array(rows, np.int64)])]
+        worth = _worth(np.concatenate(gpus), np.concatenate(left), models, measure)
+        lost = iter(worth[: whole.size][place] - worth[whole.size :])
+        return [
+            [(n, float(next(lost) - self.need(kind).gpu)) if n >= 0 else None for n in taken]
+            for (kind, _), taken in zip(asked, takes, strict=True)
+        ]
+
+    def _takes(self, kind: Kind, groups: Sequence[npt.NDArray[np.bool_]]) -> list[int]:
+        """The node that Slurm takes of each group, -1 where none has room."""
+        need = self.need(kind)
+        able = batch.fitting(self.cluster, need) & self.usable
+        return [self._taken(np.flatnonzero(group & able), need) for group in groups]
 
     def _taken(self, able: Ints, need: PackedNeed) -> int:
         if not able.size:
             return -1
         weights, free = self.weights[able], self.cluster.rest[able, 0]
         return order.taken(able, weights, free, need.take[0], need.count, self.release)
+
+
+def _worth(gpus: Ints, rest: Ints, models: Ints, measure: Measure) -> Floats:
+    """What packs on each state; many at a time, but not all, for the sake of memory."""
+    parts = [slice(first, first + _AT_ONCE) for first in range(0, len(gpus), _AT_ONCE)]
+    found = [batch.packs(gpus[part], rest[part], models[part], measure) for part in parts]
+    return np.concatenate([np.zeros(0), *found])
 
 
 def value(cost: float, gpus: int) -> float:

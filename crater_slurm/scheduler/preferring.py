@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from crater_slurm.guard import Guard
@@ -28,7 +29,9 @@ from crater_slurm.scheduler.state import View
 
 _log = logging.getLogger("crater.scheduler.preferring")
 #: Kinds of jobs that are kept up to date, the ones asked for last.
-_MOST_KEPT = 64
+_MOST_KEPT = 128
+#: After so many jobs a picture is old; but Slurm is asked no more often than that.
+_MANY_JOBS, _LEAST_SECONDS = 50, 3.0
 #: Jobs whose mix counts, the newest.
 _MOST_SEEN = 5000
 #: Groups of nodes that are told apart for one job; a cluster whose nodes all have features of
@@ -38,6 +41,8 @@ _MOST_GROUPS = 48
 _NO_ROOM = "no room now"
 
 _Key = tuple[Need, int]
+#: Nodes, and the one that Slurm takes of them with what the job costs there; None without room.
+_Group = tuple[int, tuple[int, float] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +90,8 @@ class Preferring:
         self._lock = threading.Lock()
         self._kept: OrderedDict[_Key, tuple[Outcome, Choice | None]] = OrderedDict()
         self._seen: deque[Kind] = deque(maxlen=_MOST_SEEN)
+        #: Jobs that were planned since the last picture.
+        self._learnt = 0
         self._wake = threading.Event()
         self._stopping = False
         self._picture: _Picture | None = None
@@ -132,6 +139,7 @@ class Preferring:
             kind = _kind(outcome, inventory)
             with self._lock:
                 self._seen.append(kind)
+                self._learnt += 1
 
     def _run(self) -> None:
         while not self._stopping:
@@ -139,16 +147,22 @@ class Preferring:
             self._wait()
 
     def _wait(self) -> None:
-        """Until it is time for a new picture; kinds that are asked for meanwhile are worked out."""
-        for _ in range(max(1, round(self._seconds / 0.5))):
-            if self._stopping:
+        """Until it is time for a new picture; kinds that are asked for meanwhile are worked out.
+
+        Many jobs at once change the cluster in less time, and all of a kind would be sent to where
+        there is no room any more.
+        """
+        begin = time.monotonic()
+        while not self._stopping and (passed := time.monotonic() - begin) < self._seconds:
+            if self._learnt >= _MANY_JOBS and passed >= _LEAST_SECONDS:
                 return
-            if self._wake.wait(0.5):
+            if self._wake.wait(min(0.5, self._seconds)):
                 self._wake.clear()
                 self._work_out(only_new=True)
 
     def refresh(self) -> None:
         """Take a new picture, and work out every kept kind anew. Raises CraterError."""
+        self._learnt = 0
         view = self._view()
         if view is None:
             return
@@ -179,25 +193,32 @@ class Preferring:
                 for key, (outcome, choice) in self._kept.items()
                 if not only_new or choice is None or choice.inventory is not picture.inventory
             ]
-        for key, outcome in todo:
-            choice = self._choice(picture, outcome, picture.measure)
-            with self._lock:
+        choices = self._choices(picture, [outcome for _, outcome in todo], picture.measure)
+        with self._lock:
+            for (key, outcome), choice in zip(todo, choices, strict=True):
                 if key in self._kept:
                     self._kept[key] = (outcome, choice)
 
-    def _choice(self, picture: _Picture, outcome: Outcome, measure: Measure) -> Choice:
+    def _choices(
+        self, picture: _Picture, outcomes: Sequence[Outcome], measure: Measure
+    ) -> list[Choice]:
         inventory = picture.inventory
-        groups = _groups(outcome, inventory)
-        arrays = stranding.masks([nodes for nodes, _ in groups], len(inventory.names))
-        kind = _kind(outcome, inventory)
-        costs = picture.rest.costs(kind, arrays, measure)
-        ranked = tuple(
-            sorted(
-                (self._with(inventory, nodes, fit, cost, kind.gpus)
-                 for (nodes, fit), cost in zip(groups, costs, strict=True)),
-                key=lambda group: (-group.score.value, group.nodes & -group.nodes),
-            )
-        )  # fmt: skip
+        groups = [_groups(outcome, inventory) for outcome in outcomes]
+        asked = [
+            (_kind(outcome, inventory), stranding.masks(sets, len(inventory.names)))
+            for outcome, sets in zip(outcomes, groups, strict=True)
+        ]
+        costs = picture.rest.costs(asked, measure)
+        return [
+            self._choice(inventory, outcome, kind.gpus, list(zip(sets, taken, strict=True)))
+            for outcome, (kind, _), sets, taken in zip(outcomes, asked, groups, costs, strict=True)
+        ]
+
+    def _choice(
+        self, inventory: Inventory, outcome: Outcome, gpus: int, groups: list[_Group]
+    ) -> Choice:
+        found = (self._with(inventory, outcome, nodes, taken, gpus) for nodes, taken in groups)
+        ranked = tuple(sorted(found, key=lambda g: (-g.score.value, g.nodes & -g.nodes)))
         # Where no node has room now, Slurm has no choice to make.
         able = [group for group in ranked if group.score.terms[-1].why != _NO_ROOM]
         preferred = score.preferred(able, self._tolerance)
@@ -205,11 +226,19 @@ class Preferring:
         return Choice(inventory, ranked, score.told(ranked, preferred), preferred, prefer)
 
     def _with(
-        self, inventory: Inventory, nodes: int, fit: Score, cost: float | None, gpus: int
+        self,
+        inventory: Inventory,
+        outcome: Outcome,
+        nodes: int,
+        taken: tuple[int, float] | None,
+        gpus: int,
     ) -> Ranked:
-        """A group's score with fragmentation as one more term."""
-        part = 0.0 if cost is None else stranding.value(cost, gpus)
-        why = _NO_ROOM if cost is None else _words(cost)
+        """A group with the score of the node that Slurm takes of it, and fragmentation as one more
+        term."""
+        one = nodes & -nodes if taken is None else 1 << taken[0]
+        fit = next(group.score for group in outcome.ranked if group.nodes & one)
+        part = 0.0 if taken is None else stranding.value(taken[1], gpus)
+        why = _NO_ROOM if taken is None else _words(taken[1])
         terms = tuple(
             Term(term.name, term.weight * (1 - self._share), term.value, term.why)
             for term in fit.terms
@@ -217,7 +246,7 @@ class Preferring:
         own = self._share if terms else 1.0
         term = Term("fragmentation", own, part, why)
         total = sum(t.weight * t.value for t in (*terms, term))
-        return Ranked(nodes, inventory.names_of(nodes, 1)[0], Score(total, (*terms, term)))
+        return Ranked(nodes, inventory.names_of(one, 1)[0], Score(total, (*terms, term)))
 
 
 def _kind(outcome: Outcome, inventory: Inventory) -> Kind:
@@ -229,23 +258,20 @@ def _kind(outcome: Outcome, inventory: Inventory) -> Kind:
     return Kind(1, take, models, -(-WHOLE * share.shards // share.slices))
 
 
-def _groups(outcome: Outcome, inventory: Inventory) -> list[tuple[int, Score]]:
-    """Nodes that suit alike and that features can tell apart; by GPU model alone where there are
-    too many such groups, and then those that suit best."""
-    by_features = (members for _, members in inventory.feature_sets)
-    found = _crossed(outcome, list(by_features))
+def _groups(outcome: Outcome, inventory: Inventory) -> list[int]:
+    """Nodes that can run the job, in the groups that features can tell apart, which is all that
+    Slurm can be told; by GPU model alone where there are too many of those."""
+    able = 0
+    for ranked in outcome.ranked:
+        able |= ranked.nodes
+    found = _of(able, [members for _, members in inventory.feature_sets])
     if len(found) > _MOST_GROUPS:
-        found = _crossed(outcome, list(inventory.models.values()))
+        found = _of(able, list(inventory.models.values()))
     return found[:_MOST_GROUPS]
 
 
-def _crossed(outcome: Outcome, sets: list[int]) -> list[tuple[int, Score]]:
-    return [
-        (nodes, ranked.score)
-        for ranked in outcome.ranked
-        for members in sets
-        if (nodes := ranked.nodes & members)
-    ]
+def _of(able: int, sets: list[int]) -> list[int]:
+    return [nodes for members in sets if (nodes := able & members)]
 
 
 def _words(cost: float) -> str:

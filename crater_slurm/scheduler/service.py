@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from crater_slurm.alldata.submitter import submitter
 from crater_slurm.config import Settings
+from crater_slurm.config.score import Score as ScoreSettings
 from crater_slurm.model.plan import Mode
 from crater_slurm.model.request import Request
 from crater_slurm.placement import score
@@ -68,7 +69,7 @@ class Service:
             allow_declared=settings.filter.allow_declared,
             preference=Preference(
                 weights=score.Weights(**settings.score.weights.model_dump()),
-                tolerance=settings.score.tolerance,
+                tolerance=_alone(settings.score),
             ),
             sharing_policy=_sharing_policy(settings),
         )
@@ -268,6 +269,13 @@ class Service:
         elif time.time() - view.cluster.time > 10 * self.settings.scheduler.refresh_seconds + 60:
             found.append("the picture of the cluster is old")
         return [problem for problem in dict.fromkeys(found) if problem]
+
+
+def _alone(own: ScoreSettings) -> float:
+    """How near to the best is as good where what a job strands is not known yet: so that the rest
+    of the score decides no more than it does beside that."""
+    rest = 1 - own.fragmentation
+    return min(1.0, own.tolerance / rest) if rest else 1.0
 
 
 def _sharing_policy(settings: Settings) -> Policy | None:

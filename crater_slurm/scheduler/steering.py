@@ -109,7 +109,8 @@ def preference(view: View, outcome: Outcome, job: Job, scope: Scope, left_out: i
     # tighter one: then nodes count that have more than enough by it.
     scarce = any(c.failed_nodes for c in outcome.conditions if c.name in ("cpus", "memory"))
     together = outcome.placement is not None and outcome.placement.domains
-    if not outcome.prefer or job.gres or together:
+    # A job that is to start at once or not at all is tried on the preferred nodes alone.
+    if not outcome.prefer or job.gres or together or job.immediate:
         return ""
     if scarce:
         need, inventory = outcome.need, view.planner.inventory

@@ -19,7 +19,7 @@ fields.KIND = {
   licenses = "string", reservation = "string",
   ntasks_per_node = 16, ntasks_per_socket = 16, ntasks_per_gpu = 16, cpus_per_task = 16,
   sockets_per_node = 16, cores_per_socket = 16, threads_per_core = 16, shared = 16,
-  segment_size = 16,
+  segment_size = 16, immediate = 16,
   min_nodes = 32, max_nodes = 32, num_tasks = 32, min_cpus = 32, time_limit = 32,
   min_mem_per_node = 64, min_mem_per_cpu = 64, bitflags = 64,
 }
@@ -31,7 +31,7 @@ fields.SENT = {
   "ntasks_per_socket", "ntasks_per_gpu", "cpus_per_task", "min_cpus", "min_mem_per_node",
   "min_mem_per_cpu", "features", "prefer", "exc_nodes", "req_nodes", "sockets_per_node",
   "cores_per_socket", "threads_per_core", "bitflags", "shared", "array_inx", "time_limit",
-  "qos", "account", "cpus_per_tres", "mem_per_tres", "tres_bind", "reservation",
+  "immediate", "qos", "account", "cpus_per_tres", "mem_per_tres", "tres_bind", "reservation",
 }
 
 -- Assignable by the answer, in the order of assignment. Whose job it is, what it runs and what it

@@ -42,6 +42,31 @@ def test_a_small_job_goes_to_small_cards_and_to_others_when_those_are_taken(empt
     assert further["NodeList"] != "l1"
 
 
+def test_a_job_that_is_to_start_at_once_takes_any_node(empty: Lab) -> None:
+    """Slurm tries it on the preferred nodes alone; test_slurm_tries_... has the reason."""
+    fill_l1(empty)
+    done = at_once(empty, f"--comment=crater: {SMALL}")
+    assert "Granted job allocation" in done, done
+
+
+def test_slurm_tries_a_job_with_immediate_on_the_preferred_nodes_alone(empty: Lab) -> None:
+    """The reason why crater prefers nothing for it; it may go when no release does so."""
+    fill_l1(empty)
+    assert "busy" in at_once(empty, "--gpus=1", "--prefer=gpu_l4")
+    assert "Granted job allocation" in at_once(empty, "--gpus=1")
+
+
+def fill_l1(lab: Lab) -> None:
+    jobs = [accepted(submit(lab, "-wl1", crater=SMALL)) for _ in lab.nodes.profile_of("l1").gpus]
+    for job in jobs:
+        running(lab, job)
+
+
+def at_once(lab: Lab, *options: str) -> str:
+    done = lab.run(["salloc", "--immediate", "--no-shell", *options], timeout=60)
+    return str(done.stderr)
+
+
 def test_two_features_together_name_nodes(empty: Lab) -> None:
     """a1 and a2 share their cards with s1, whose drive is slow, and their drive's class with h1."""
     said = submit(empty, crater="gpus=2 gpu-memory=40GiB cpus=8 ssd-iops=200k")

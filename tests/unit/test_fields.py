@@ -37,8 +37,10 @@ def test_plain_options_arrive() -> None:
         threads_per_core="1",
         time_limit="90",
         reservation="course",
+        immediate="1",
     )
     assert (found.threads_per_core, found.time_limit_minutes) == (1, 90)
+    assert found.immediate
     assert found.reservation == "course"
     assert found.partitions == ("gpu", "all")
     assert (found.min_nodes, found.max_nodes, found.tasks, found.tasks_per_node) == (2, 4, 8, 4)

@@ -770,10 +770,12 @@ def test_a_field_that_can_not_be_read_is_left_out(lua: str, lua_filter: Filter) 
 @each_lua
 def test_how_long_and_where_a_job_may_run_is_sent(lua: str, lua_filter: Filter) -> None:
     scenario = """
-    crater.submit(job({comment = "crater", time_limit = 90, reservation = "course"}), {}, 1)
+    crater.submit(job({comment = "crater", time_limit = 90, reservation = "course",
+      immediate = 1}), {}, 1)
     """
     request = asked(lua_filter.run(lua, scenario + EMIT_SENT, with_answer(ACCEPTED)))[0]
     assert (request["field.time_limit"], request["field.reservation"]) == ("90", "course")
+    assert request["field.immediate"] == "1"
 
 
 @each_lua

@@ -247,3 +247,5 @@ def test_nothing_is_preferred_where_slurm_may_count_a_node_tighter(words: str) -
     assert "prefer" not in answer.fields
     usual = decider().decide(message("gpus=1 cpus=8 gpu-memory=16GiB"), there)
     assert usual.fields.get("prefer") == "gpu_l4"
+    at_once = message("gpus=1 cpus=8 gpu-memory=16GiB", immediate="1")
+    assert "prefer" not in decider().decide(at_once, there).fields

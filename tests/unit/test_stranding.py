@@ -81,7 +81,8 @@ def cost(rest: Rest, kind: Kind, *seen: Kind) -> list[float | None]:
     """Of each node by itself, under the mix of ``seen``."""
     count = rest.cluster.nodes
     groups = masks([1 << n for n in range(count)], count)
-    return rest.costs(kind, groups, packs_of(rest.mix(Counter(seen))))
+    (found,) = rest.costs([(kind, groups)], packs_of(rest.mix(Counter(seen))))
+    return [one and one[1] for one in found]
 
 
 def test_a_job_of_the_mix_costs_its_own_gpus() -> None:
@@ -112,7 +113,20 @@ def test_of_a_group_the_node_counts_that_slurm_takes(
     used = [NodeUse(), NodeUse(cpus=30, gres={"gpu": 1})]
     rest = Rest([node(), node("n2")], used, np.ones(2, np.bool_), weights)
     both = masks([0b11], 2)
-    assert rest.costs(small, both, packs_of(rest.mix({USUAL: 1}))) == [expected]
+    ((found,),) = rest.costs([(small, both)], packs_of(rest.mix({USUAL: 1})))
+    assert found == (0 if expected == 0.0 else 1, expected)
+
+
+def test_many_kinds_at_once_cost_what_each_does_alone() -> None:
+    machines = [(node(f"n{i}"), NodeUse(cpus=5 * i, gres={"gpu": i})) for i in range(5)]
+    rest = rest_of(*machines)
+    measure = packs_of(rest.mix({USUAL: 1}))
+    kinds = [dataclasses.replace(USUAL, take=(cpus, 0, 0, 0, 0)) for cpus in (1, 4, 9, 33)]
+    groups = masks([0b00011, 0b11100, 0b11111], 5)
+    together = rest.costs([(kind, groups) for kind in kinds], measure)
+    assert together == [rest.costs([(kind, groups)], measure)[0] for kind in kinds]
+    assert together[-1] == [None] * 3
+    assert rest.costs([], measure) == []
 
 
 def test_no_room_is_told_as_such() -> None:
@@ -179,6 +193,25 @@ def test_the_second_job_of_a_kind_prefers_where_it_strands_less() -> None:
     assert "strands" in other.score.terms[-1].why
 
 
+def test_nodes_that_no_feature_tells_apart_are_one_choice() -> None:
+    """a2 has too few cores for its GPUs, and shares its feature with a1, so that Slurm can't be
+    told it alone; a1 is lighter and is what Slurm takes of both."""
+    few = node("a2", cores=8)
+    there = view(
+        *(node("a1"), few, node("b1", cards=SMALL)), features=FEATURES | {"a2": {"gpu_a100"}}
+    )
+    profiles = {p.name: p for p in (node("a1"), few, node("b1", cards=SMALL))}
+    preferring = Preferring(
+        lambda: there, lambda: profiles, dict, share=0.9, tolerance=0.01, seconds=60
+    )
+    outcome = replan(there.planner, "gpus=1 cpus=8")
+    preferring.learn(outcome, there.planner.inventory)
+    preferring.look(outcome, there.planner.inventory)
+    preferring.refresh()
+    found = preferring.look(outcome, there.planner.inventory)
+    assert sorted(group.nodes for group in found.ranked) == [0b011, 0b100]
+
+
 def test_what_was_found_for_another_inventory_does_not_count() -> None:
     there = view(node("a1"), node("b1", cards=SMALL), features=FEATURES)
     preferring = made(there, {})
@@ -207,10 +240,10 @@ def test_few_kinds_are_kept() -> None:
     there = view(node("a1"))
     preferring = made(there, {})
     for cpus in range(1, 33):
-        for numa in ("strict", "best_effort"):
-            outcome = replan(there.planner, f"gpus=1 cpus={cpus} numa={numa}")
+        for gpu in range(1, 6):
+            outcome = replan(there.planner, f"gpus=1 cpus={cpus} gpu-memory={gpu}GiB")
             preferring.look(outcome, there.planner.inventory)
-    assert len(preferring._kept) <= 64
+    assert len(preferring._kept) == 128
 
 
 # --- What Slurm tells -------------------------------------------------------------------------
@@ -253,14 +286,14 @@ def test_a_share_costs_its_part_of_a_card_and_what_it_breaks() -> None:
     )
     measure = packs_of(rest.mix({USUAL: 1}))
     half = Kind(1, (2, 0, 0, 0, 0), A100, 500)
-    (cost,) = rest.costs(half, [np.array([True])], measure)
-    assert cost == 500  # a whole card is lost to the mix, of which the share takes a half
+    ((found,),) = rest.costs([(half, [np.array([True])])], measure)
+    assert found == (0, 500)  # a whole card is lost to the mix, of which the share takes a half
     taken = NodeUse(cpus=2, shards=((15, 31), (0, 31)))
     again = Rest(
         [node("a1", cards=gpus(0, 0), cores=8, sockets=1, numa=1)], [taken], np.array([True])
     )
-    (cost,) = again.costs(half, [np.array([True])], measure)
-    assert cost == -500  # on the card that is broken already it takes what was stranded
+    ((found,),) = again.costs([(half, [np.array([True])])], measure)
+    assert found == (0, -500)  # on the card that is broken already it takes what was stranded
 
 
 def test_shards_whose_cards_slurm_does_not_tell_fill_the_first_ones() -> None:

@@ -29,7 +29,7 @@ for name in ([[account admin_comment array_inx comment cpus_per_tres exc_nodes e
 end
 for width, names in pairs({
   [16] = [[cpus_per_task ntasks_per_node ntasks_per_socket ntasks_per_gpu sockets_per_node
-    cores_per_socket threads_per_core shared]],
+    cores_per_socket threads_per_core shared immediate]],
   [32] = "min_nodes max_nodes num_tasks min_cpus time_limit user_id het_job_offset",
   [64] = "min_mem_per_node min_mem_per_cpu bitflags",
 }) do
