@@ -15,11 +15,13 @@ def natural(name: str) -> tuple[str | int, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeUse:
-    """What jobs have of a node. ``shards`` are (in use, there are) of each GPU, where told."""
+    """What jobs have of a node. ``gpus`` are the indexes of whole ones in use, ``shards`` are
+    (in use, there are) of each GPU; both where told."""
 
     cpus: int = 0
     memory_mib: int = 0
     gres: dict[str, int] = field(default_factory=dict)
+    gpus: tuple[int, ...] = ()
     shards: tuple[tuple[int, int], ...] = ()
 
 

@@ -89,11 +89,12 @@ class Rest:
                 self._take(n, use)
 
     def _take(self, node: int, use: NodeUse) -> None:
-        """GPUs in use are the first ones; shards of a card lie where Slurm says."""
+        """Jobs have the cards that Slurm says; where it doesn't, the first ones."""
         row, size = self.cluster.gpus[node], int(self.cluster.sizes[node])
-        row[: min(size, use.gres.get("gpu", 0))] = 0
         for gpu, (taken, there) in enumerate(use.shards[:size]):
-            row[gpu] = min(int(row[gpu]), WHOLE - WHOLE * taken // max(1, there))
+            row[gpu] -= WHOLE * taken // max(1, there)
+        whole = [gpu for gpu in use.gpus if gpu < size]
+        row[whole or np.flatnonzero(row[:size] == WHOLE)[: use.gres.get("gpu", 0)]] = 0
         if not use.shards:
             _fill(row[:size], use.gres.get("shard", 0))
 

@@ -144,6 +144,13 @@ def test_shards_take_their_part_of_a_card() -> None:
     assert rest.cluster.gpus.tolist() == [[700, 1000, 0, 1000]]
 
 
+def test_whole_gpus_are_where_slurm_says_and_else_where_no_shards_are() -> None:
+    used = NodeUse(gres={"gpu": 2}, shards=((3, 10), (0, 10), (0, 10), (0, 10)))
+    told = dataclasses.replace(used, gpus=(1, 3))
+    assert rest_of((node(), told)).cluster.gpus.tolist() == [[700, 0, 1000, 0]]
+    assert rest_of((node(), used)).cluster.gpus.tolist() == [[700, 0, 0, 1000]]
+
+
 def test_the_rest_is_what_jobs_left() -> None:
     used = NodeUse(cpus=6, memory_mib=1024, gres={"membw": 100, "nviops": 400_000, "nvme": 50})
     (found,) = rest_of((node(threads=2), used)).cluster.rest.tolist()
@@ -267,10 +274,15 @@ def said(text: str) -> Client:
 
 def test_what_is_in_use_is_read_once_per_node() -> None:
     assert occupancy.read(said(TEXT)) == {
-        "a1": NodeUse(cpus=3, memory_mib=100, gres={"gpu": 1, "membw": 20}),
+        "a1": NodeUse(cpus=3, memory_mib=100, gres={"gpu": 1, "membw": 20}, gpus=(0,)),
         "c1": NodeUse(),
         "l1": NodeUse(cpus=4, memory_mib=2048, gres={"shard": 5}, shards=((3, 10), (2, 10))),
     }
+
+
+def test_whole_gpus_in_use_are_read_of_every_type() -> None:
+    text = "m1|3/29/0/32|0|gpu:a30:3(IDX:0-1,3),gpu:l4:1(IDX:6),shard:l4:0(0/10,0/10)|\n"
+    assert occupancy.read(said(text))["m1"].gpus == (0, 1, 3, 6)
 
 
 def test_a_line_that_nobody_understands_is_an_error() -> None:
