@@ -69,7 +69,7 @@ class Service:
             allow_declared=settings.filter.allow_declared,
             preference=Preference(
                 weights=score.Weights(**settings.score.weights.model_dump()),
-                tolerance=_alone(settings.score),
+                tolerance=tolerance_alone(settings.score),
             ),
             sharing_policy=_sharing_policy(settings),
         )
@@ -271,7 +271,7 @@ class Service:
         return [problem for problem in dict.fromkeys(found) if problem]
 
 
-def _alone(own: ScoreSettings) -> float:
+def tolerance_alone(own: ScoreSettings) -> float:
     """How near to the best is as good where what a job strands is not known yet: so that the rest
     of the score decides no more than it does beside that."""
     rest = 1 - own.fragmentation

@@ -10,9 +10,10 @@ import pytest
 from prometheus_client import generate_latest
 
 from crater_slurm.config import Settings
+from crater_slurm.config.score import Score
 from crater_slurm.model.plan import Decision, Mode, Verdict
 from crater_slurm.scheduler import predicting
-from crater_slurm.scheduler.service import Service
+from crater_slurm.scheduler.service import Service, tolerance_alone
 from crater_slurm.store.repository import Store
 
 
@@ -80,3 +81,14 @@ def test_each_stage_is_off_where_the_site_says_so(tmp_path: Path) -> None:
     assert made._predictor()(None, None) is predicting.NOTHING  # type: ignore[arg-type]
     assert Service(settings(tmp_path, score={"prefer": False})).preferring is None
     assert Service(settings(tmp_path)).preferring is not None
+
+
+@pytest.mark.parametrize(
+    ("fragmentation", "tolerance", "alone"),
+    [(0.9, 0.01, 0.1), (0.5, 0.01, 0.02), (0, 0.01, 0.01), (1, 0.01, 1), (0.9, 0.5, 1)],
+)
+def test_the_rest_of_the_score_alone_decides_no_more_than_beside_fragmentation(
+    fragmentation: float, tolerance: float, alone: float
+) -> None:
+    own = Score(fragmentation=fragmentation, tolerance=tolerance)
+    assert tolerance_alone(own) == pytest.approx(alone)

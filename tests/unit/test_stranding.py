@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from crater_slurm.placement.packing import batch, kernels
 from crater_slurm.placement.packing.score import packs_of
 from crater_slurm.placement.packing.state import Cluster, Mix, Need
 from crater_slurm.placement.stranding import Kind, Rest, masks, value
+from crater_slurm.scheduler import preferring as preferring_module
 from crater_slurm.scheduler.preferring import Preferring
 from crater_slurm.scheduler.state import View
 from crater_slurm.slurm import occupancy
@@ -241,6 +244,35 @@ def test_where_nothing_has_room_slurm_has_no_choice() -> None:
     found = preferring.look(outcome, there.planner.inventory)
     assert found.prefer == ""
     assert {group.score.terms[-1].why for group in found.ranked} == {"no room now"}
+
+
+def test_many_jobs_at_once_bring_a_new_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preferring_module, "_LEAST_SECONDS", 0.1)
+    there = view(node("a1"), node("b1", cards=SMALL), features=FEATURES)
+    pictures: list[float] = []
+
+    def used() -> dict[str, NodeUse]:
+        pictures.append(time.monotonic())
+        return {}
+
+    preferring = Preferring(lambda: there, dict, used, share=0.5, tolerance=0.05, seconds=3600)
+    outcome = replan(there.planner, "gpus=1 cpus=8")
+    preferring.start()
+    try:
+        for times in (1, 2):
+            wait_for(lambda times=times: len(pictures) == times)  # type: ignore[misc]
+            for _ in range(50):
+                preferring.learn(outcome, there.planner.inventory)
+        wait_for(lambda: len(pictures) == 3)
+    finally:
+        preferring.stop()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_few_kinds_are_kept() -> None:
