@@ -98,7 +98,7 @@ function fields.text(source, name)
     return type(value) == "string" and value or nil
   end
   if type(value) ~= "number" or not fields.in_range(value, kind) then return nil end
-  if name == "bitflags" and value == 0 then return nil end
+  if (name == "bitflags" or name == "immediate") and value == 0 then return nil end
   return fields.decimal(value)
 end
 

@@ -776,6 +776,9 @@ def test_how_long_and_where_a_job_may_run_is_sent(lua: str, lua_filter: Filter) 
     request = asked(lua_filter.run(lua, scenario + EMIT_SENT, with_answer(ACCEPTED)))[0]
     assert (request["field.time_limit"], request["field.reservation"]) == ("90", "course")
     assert request["field.immediate"] == "1"
+    scenario = 'crater.submit(job({comment = "crater"}), {}, 1)'
+    request = asked(lua_filter.run(lua, scenario + EMIT_SENT, with_answer(ACCEPTED)))[0]
+    assert "field.immediate" not in request, "unset is 0 there, which would make a change of it"
 
 
 @each_lua

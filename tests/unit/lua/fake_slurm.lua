@@ -42,7 +42,7 @@ local function get(values, name)
   local value = values[name]
   if not WIDTHS[name] then return value end
   -- lua_pushnumber makes floats, also on a Lua that knows integers.
-  value = value or (name == "bitflags" and 0) or UNSET[WIDTHS[name]]
+  value = value or ((name == "bitflags" or name == "immediate") and 0) or UNSET[WIDTHS[name]]
   return value and value + 0.0
 end
 
