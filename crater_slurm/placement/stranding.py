@@ -116,25 +116,25 @@ class Rest:
         """For each kind of job and each of its groups of nodes, the node that Slurm takes of the
         group, and the milli-GPU of the mix that are lost there beyond the GPUs that the job takes
         (negative: it takes what was stranded); None where no node has room now."""
-        takes = [self._takes(kind, groups) for kind, groups in asked]
+        needs = [self.need(kind) for kind, _ in asked]
+        takes = [self._takes(n, groups) for n, (_, groups) in zip(needs, asked, strict=True)]
         cluster, rows = self.cluster, [n for taken in takes for n in taken if n >= 0]
         whole, place = np.unique(np.array(rows, np.int64), return_inverse=True)
         gpus, left = [cluster.gpus[whole]], [cluster.rest[whole]]
-        for (kind, _), taken in zip(asked, takes, strict=True):
-            need, nodes = self.need(kind), [node for node in taken if node >= 0]
+        for need, taken in zip(needs, takes, strict=True):
+            nodes = [node for node in taken if node >= 0]
             gpus.append(batch.placed(cluster.gpus[nodes], need))
             left.append(cluster.rest[nodes] - np.asarray(need.take, np.int64))
         models = cluster.models[np.concatenate([whole, np.array(rows, np.int64)])]
         worth = _worth(np.concatenate(gpus), np.concatenate(left), models, measure)
         lost = iter(worth[: whole.size][place] - worth[whole.size :])
         return [
-            [(n, float(next(lost) - self.need(kind).gpu)) if n >= 0 else None for n in taken]
-            for (kind, _), taken in zip(asked, takes, strict=True)
+            [(n, float(next(lost) - need.gpu)) if n >= 0 else None for n in taken]
+            for need, taken in zip(needs, takes, strict=True)
         ]
 
-    def _takes(self, kind: Kind, groups: Sequence[npt.NDArray[np.bool_]]) -> list[int]:
+    def _takes(self, need: PackedNeed, groups: Sequence[npt.NDArray[np.bool_]]) -> list[int]:
         """The node that Slurm takes of each group, -1 where none has room."""
-        need = self.need(kind)
         able = batch.fitting(self.cluster, need) & self.usable
         return [self._taken(np.flatnonzero(group & able), need) for group in groups]
 
