@@ -20,11 +20,14 @@ from crater_slurm.model.cluster import NodeUse
 from crater_slurm.model.profile import NodeProfile
 from crater_slurm.model.slices import SLICES
 from crater_slurm.placement import order
+from crater_slurm.placement.largest import largest
 from crater_slurm.placement.need import Need
 from crater_slurm.placement.packing import batch
 from crater_slurm.placement.packing.kernels import WHOLE, Floats, Ints, Measure
 from crater_slurm.placement.packing.state import ANY_MODEL, Cluster, Mix
 from crater_slurm.placement.packing.state import Need as PackedNeed
+
+_Nodes = npt.NDArray[np.bool_]
 
 #: Bits for GPU models; a cluster with more has the rest in the last.
 _MOST_KINDS = 60
@@ -61,6 +64,19 @@ def model_of(profile: NodeProfile | None) -> str:
     return profile.gpus[0].model if profile and profile.gpus else ""
 
 
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The node that Slurm takes of a group, and the milli-GPU of the mix that are lost there beyond
+    the GPUs that the job takes (negative: it takes what was stranded).
+
+    ``spared``: it is one of the few largest, and the job has room on others and would get one.
+    """
+
+    node: int
+    lost: float
+    spared: bool = False
+
+
 class Rest:
     """What is left of every node, in the order of the inventory, which is taken for Slurm's."""
 
@@ -68,7 +84,7 @@ class Rest:
         self,
         profiles: Sequence[NodeProfile | None],
         used: Sequence[NodeUse],
-        usable: npt.NDArray[np.bool_],
+        usable: _Nodes,
         weights: Sequence[int] | None = None,
         release: order.Release = order.OF_ROWS,
     ) -> None:
@@ -84,6 +100,7 @@ class Rest:
         sizes = [len(profile.gpus) if profile else 0 for profile in profiles]
         rest = [_rest(p, u) for p, u in zip(profiles, used, strict=True)]
         self.cluster = Cluster(sizes, [self._bits.get(m, 0) for m in models], rest)
+        self.largest = largest(np.array([_size(profile) for profile in profiles], np.int64))
         for n, use in enumerate(used):
             if use.gres or use.shards:
                 self._take(n, use)
@@ -110,39 +127,60 @@ class Rest:
         allowed = sum(1 << bit for bit in set(bits)) if bits else ANY_MODEL
         return PackedNeed(kind.gpus, kind.milli if kind.gpus else 0, kind.take, allowed)
 
-    def costs(
-        self, asked: Sequence[tuple[Kind, Sequence[npt.NDArray[np.bool_]]]], measure: Measure
-    ) -> list[list[tuple[int, float] | None]]:
-        """For each kind of job and each of its groups of nodes, the node that Slurm takes of the
-        group, and the milli-GPU of the mix that are lost there beyond the GPUs that the job takes
-        (negative: it takes what was stranded); None where no node has room now."""
+    def look(
+        self, asked: Sequence[tuple[Kind, Sequence[_Nodes]]], measure: Measure
+    ) -> list[list[Taken | None]]:
+        """For each kind of job and each of its groups of nodes, what Slurm takes of the group; None
+        where no node has room now."""
         needs = [self.need(kind) for kind, _ in asked]
-        takes = [self._takes(n, groups) for n, (_, groups) in zip(needs, asked, strict=True)]
+        able = [self._able(need, groups) for need, (_, groups) in zip(needs, asked, strict=True)]
+        takes = [
+            [self._taken(room & group, need) for group in groups]
+            for need, room, (_, groups) in zip(needs, able, asked, strict=True)
+        ]
+        lost = iter(self._lost(needs, takes, measure))
+        spares = [self._spares(need, room) for need, room in zip(needs, able, strict=True)]
+        return [
+            [Taken(n, next(lost), spares and bool(self.largest[n])) if n >= 0 else None for n in of]
+            for of, spares in zip(takes, spares, strict=True)
+        ]
+
+    def _spares(self, need: PackedNeed, able: _Nodes) -> bool:
+        """Whether the job, if nothing were preferred, would get a node that is no rare one."""
+        own = self._taken(able, need)
+        return own >= 0 and not self.largest[own]
+
+    def _lost(
+        self, needs: list[PackedNeed], takes: list[list[int]], measure: Measure
+    ) -> list[float]:
+        """What is lost on each node that is taken, one need after the other; all worked out at
+        once."""
         cluster, rows = self.cluster, [n for taken in takes for n in taken if n >= 0]
         whole, place = np.unique(np.array(rows, np.int64), return_inverse=True)
-        gpus, left = [cluster.gpus[whole]], [cluster.rest[whole]]
+        gpus, left, own = [cluster.gpus[whole]], [cluster.rest[whole]], []
         for need, taken in zip(needs, takes, strict=True):
             nodes = [node for node in taken if node >= 0]
             gpus.append(batch.placed(cluster.gpus[nodes], need))
             left.append(cluster.rest[nodes] - np.asarray(need.take, np.int64))
+            own += [need.gpu] * len(nodes)
         models = cluster.models[np.concatenate([whole, np.array(rows, np.int64)])]
         worth = _worth(np.concatenate(gpus), np.concatenate(left), models, measure)
-        lost = iter(worth[: whole.size][place] - worth[whole.size :])
-        return [
-            [(n, float(next(lost) - need.gpu)) if n >= 0 else None for n in taken]
-            for need, taken in zip(needs, takes, strict=True)
-        ]
+        lost: list[float] = (worth[: whole.size][place] - worth[whole.size :] - own).tolist()
+        return lost
 
-    def _takes(self, need: PackedNeed, groups: Sequence[npt.NDArray[np.bool_]]) -> list[int]:
-        """The node that Slurm takes of each group, -1 where none has room."""
-        able = batch.fitting(self.cluster, need) & self.usable
-        return [self._taken(np.flatnonzero(group & able), need) for group in groups]
+    def _able(self, need: PackedNeed, groups: Sequence[_Nodes]) -> _Nodes:
+        """Which nodes of the groups have room."""
+        members = np.logical_or.reduce([*groups, np.zeros_like(self.usable)])
+        found: _Nodes = batch.fitting(self.cluster, need) & self.usable & members
+        return found
 
-    def _taken(self, able: Ints, need: PackedNeed) -> int:
-        if not able.size:
+    def _taken(self, able: _Nodes, need: PackedNeed) -> int:
+        """The node that Slurm takes of those with room, -1 where there is none."""
+        nodes = np.flatnonzero(able)
+        if not nodes.size:
             return -1
-        weights, free = self.weights[able], self.cluster.rest[able, 0]
-        return order.taken(able, weights, free, need.take[0], need.count, self.release)
+        weights, free = self.weights[nodes], self.cluster.rest[nodes, 0]
+        return order.taken(nodes, weights, free, need.take[0], need.count, self.release)
 
 
 def _worth(gpus: Ints, rest: Ints, models: Ints, measure: Measure) -> Floats:
@@ -166,6 +204,14 @@ def _fill(row: npt.NDArray[np.int64], shards: int) -> None:
         shards -= part
 
 
+def _size(profile: NodeProfile | None) -> tuple[int, ...]:
+    """GPUs, the memory of the smallest, cores and MiB of a whole node."""
+    if profile is None:
+        return (0, 0, 0, 0)
+    gpu_memory = min((gpu.memory_mib or 0 for gpu in profile.gpus), default=0)
+    return len(profile.gpus), gpu_memory, profile.cpu.cores, profile.memory_mib or 0
+
+
 def _rest(profile: NodeProfile | None, use: NodeUse) -> tuple[int, ...]:
     if profile is None:
         return (0, 0, 0, 0, 0)
@@ -181,7 +227,7 @@ def _rest(profile: NodeProfile | None, use: NodeUse) -> tuple[int, ...]:
     return tuple(max(0, amount) for amount in have)
 
 
-def masks(sets: Iterable[int], count: int) -> list[npt.NDArray[np.bool_]]:
+def masks(sets: Iterable[int], count: int) -> list[_Nodes]:
     """Node sets as arrays, one place for each of ``count`` nodes."""
     size = -(-count // 8)
     found = []

@@ -24,7 +24,7 @@ from crater_slurm.placement.outcome import Outcome
 from crater_slurm.placement.packing.kernels import WHOLE, Measure
 from crater_slurm.placement.packing.score import packs_of
 from crater_slurm.placement.score import Ranked, Score, Term
-from crater_slurm.placement.stranding import Kind, Rest
+from crater_slurm.placement.stranding import Kind, Rest, Taken
 from crater_slurm.scheduler.state import View
 
 _log = logging.getLogger("crater.scheduler.preferring")
@@ -38,11 +38,9 @@ _MOST_SEEN = 5000
 #: their own would have thousands.
 _MOST_GROUPS = 48
 
-_NO_ROOM = "no room now"
-
 _Key = tuple[Need, int]
-#: Nodes, and the one that Slurm takes of them with what the job costs there; None without room.
-_Group = tuple[int, tuple[int, float] | None]
+#: Nodes, and what Slurm takes of them; None without room.
+_Group = tuple[int, Taken | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,37 +206,33 @@ class Preferring:
             (_kind(outcome, inventory), stranding.masks(sets, len(inventory.names)))
             for outcome, sets in zip(outcomes, groups, strict=True)
         ]
-        costs = picture.rest.costs(asked, measure)
+        looked = picture.rest.look(asked, measure)
         return [
             self._choice(inventory, outcome, kind.gpus, list(zip(sets, taken, strict=True)))
-            for outcome, (kind, _), sets, taken in zip(outcomes, asked, groups, costs, strict=True)
+            for outcome, (kind, _), sets, taken in zip(outcomes, asked, groups, looked, strict=True)
         ]
 
     def _choice(
         self, inventory: Inventory, outcome: Outcome, gpus: int, groups: list[_Group]
     ) -> Choice:
-        found = (self._with(inventory, outcome, nodes, taken, gpus) for nodes, taken in groups)
-        ranked = tuple(sorted(found, key=lambda g: (-g.score.value, g.nodes & -g.nodes)))
+        scored = [(self._with(inventory, outcome, *group, gpus), group[1]) for group in groups]
+        scored.sort(key=lambda one: (-one[0].score.value, one[0].nodes & -one[0].nodes))
         # Where no node has room now, Slurm has no choice to make.
-        able = [group for group in ranked if group.score.terms[-1].why != _NO_ROOM]
+        able = [ranked for ranked, taken in scored if taken is not None and not taken.spared]
         preferred = score.preferred(able, self._tolerance)
         prefer = score.expression_of(preferred, outcome.passed, inventory.feature_sets)
+        ranked = tuple(ranked for ranked, _ in scored)
         return Choice(inventory, ranked, score.told(ranked, preferred), preferred, prefer)
 
     def _with(
-        self,
-        inventory: Inventory,
-        outcome: Outcome,
-        nodes: int,
-        taken: tuple[int, float] | None,
-        gpus: int,
+        self, inventory: Inventory, outcome: Outcome, nodes: int, taken: Taken | None, gpus: int
     ) -> Ranked:
         """A group with the score of the node that Slurm takes of it, and fragmentation as one more
         term."""
-        one = nodes & -nodes if taken is None else 1 << taken[0]
+        one = nodes & -nodes if taken is None else 1 << taken.node
         fit = next(group.score for group in outcome.ranked if group.nodes & one)
-        part = 0.0 if taken is None else stranding.value(taken[1], gpus)
-        why = _NO_ROOM if taken is None else _words(taken[1])
+        part = 0.0 if taken is None else stranding.value(taken.lost, gpus)
+        why = "no room now" if taken is None else _words(taken)
         terms = tuple(
             Term(term.name, term.weight * (1 - self._share), term.value, term.why)
             for term in fit.terms
@@ -274,9 +268,10 @@ def _of(able: int, sets: list[int]) -> list[int]:
     return [nodes for members in sets if (nodes := able & members)]
 
 
-def _words(cost: float) -> str:
-    gpus = abs(cost) / 1000
+def _words(taken: Taken) -> str:
+    left = "; left to jobs that only the few largest nodes can take" if taken.spared else ""
+    gpus = abs(taken.lost) / 1000
     if gpus < 0.05:
-        return "takes just what it uses there"
-    what = "strands" if cost > 0 else "takes up stranded"
-    return f"{what} {gpus:.2g} GPU of the cluster's mix there"
+        return f"takes just what it uses there{left}"
+    what = "strands" if taken.lost > 0 else "takes up stranded"
+    return f"{what} {gpus:.2g} GPU of the cluster's mix there{left}"

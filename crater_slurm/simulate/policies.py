@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from crater_slurm.placement import order, stranding
+from crater_slurm.placement.largest import largest
 from crater_slurm.placement.packing import score
 from crater_slurm.placement.packing.kernels import NOT_THERE, WHOLE, Floats, Ints
 from crater_slurm.placement.packing.state import Cluster, Mix, Need
@@ -227,6 +228,7 @@ class Preferred(PackAhead, SlurmWeighted):
         super().__init__(cluster, mix, random)
         self._preferred: dict[Need, list[int]] = {}
         self._choices = 0
+        self._largest = largest(np.column_stack([cluster.sizes, cluster.capacity]))
 
     def choose(self, need: Need) -> Choice:
         self._choices += 1
@@ -241,11 +243,16 @@ class Preferred(PackAhead, SlurmWeighted):
         return self.pick(need, able if able.size else fitting), None
 
     def _suiting(self, need: Need, fitting: Ints) -> list[int]:
-        """GPU models of which the node that Slurm takes is within the tolerance of the best."""
+        """GPU models of which the node that Slurm takes is within the tolerance of the best; the
+        few largest nodes are left alone, unless Slurm's own choice is one of them."""
         scores, _ = self._scorer.scores(need)
         models = self.cluster.models[fitting]
         taken = {int(m): self.pick(need, fitting[models == m]) for m in np.unique(models)}
+        if not self._largest[self.pick(need, fitting)]:
+            taken = {model: node for model, node in taken.items() if not self._largest[node]}
         parts = {model: self._score(need, node, scores[node]) for model, node in taken.items()}
+        if not parts:
+            return []
         least = max(parts.values()) - TOLERANCE
         return [model for model, part in parts.items() if part >= least]
 

@@ -20,7 +20,7 @@ from crater_slurm.model.profile import NodeProfile
 from crater_slurm.placement.packing import batch, kernels
 from crater_slurm.placement.packing.score import packs_of
 from crater_slurm.placement.packing.state import Cluster, Mix, Need
-from crater_slurm.placement.stranding import Kind, Rest, masks, value
+from crater_slurm.placement.stranding import Kind, Rest, Taken, masks, value
 from crater_slurm.scheduler import preferring as preferring_module
 from crater_slurm.scheduler.preferring import Preferring
 from crater_slurm.scheduler.state import View
@@ -84,8 +84,8 @@ def cost(rest: Rest, kind: Kind, *seen: Kind) -> list[float | None]:
     """Of each node by itself, under the mix of ``seen``."""
     count = rest.cluster.nodes
     groups = masks([1 << n for n in range(count)], count)
-    (found,) = rest.costs([(kind, groups)], packs_of(rest.mix(Counter(seen))))
-    return [one and one[1] for one in found]
+    (found,) = rest.look([(kind, groups)], packs_of(rest.mix(Counter(seen))))
+    return [one.lost if one else None for one in found]
 
 
 def test_a_job_of_the_mix_costs_its_own_gpus() -> None:
@@ -116,8 +116,8 @@ def test_of_a_group_the_node_counts_that_slurm_takes(
     used = [NodeUse(), NodeUse(cpus=30, gres={"gpu": 1})]
     rest = Rest([node(), node("n2")], used, np.ones(2, np.bool_), weights)
     both = masks([0b11], 2)
-    ((found,),) = rest.costs([(small, both)], packs_of(rest.mix({USUAL: 1})))
-    assert found == (0 if expected == 0.0 else 1, expected)
+    ((found,),) = rest.look([(small, both)], packs_of(rest.mix({USUAL: 1})))
+    assert found == Taken(0 if expected == 0.0 else 1, expected)
 
 
 def test_many_kinds_at_once_cost_what_each_does_alone() -> None:
@@ -126,10 +126,10 @@ def test_many_kinds_at_once_cost_what_each_does_alone() -> None:
     measure = packs_of(rest.mix({USUAL: 1}))
     kinds = [dataclasses.replace(USUAL, take=(cpus, 0, 0, 0, 0)) for cpus in (1, 4, 9, 33)]
     groups = masks([0b00011, 0b11100, 0b11111], 5)
-    together = rest.costs([(kind, groups) for kind in kinds], measure)
-    assert together == [rest.costs([(kind, groups)], measure)[0] for kind in kinds]
+    together = rest.look([(kind, groups) for kind in kinds], measure)
+    assert together == [rest.look([(kind, groups)], measure)[0] for kind in kinds]
     assert together[-1] == [None] * 3
-    assert rest.costs([], measure) == []
+    assert rest.look([], measure) == []
 
 
 def test_no_room_is_told_as_such() -> None:
@@ -220,6 +220,31 @@ def test_nodes_that_no_feature_tells_apart_are_one_choice() -> None:
     preferring.refresh()
     found = preferring.look(outcome, there.planner.inventory)
     assert sorted(group.nodes for group in found.ranked) == [0b011, 0b100]
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_the_largest_node_is_left_to_those_that_need_it(full: bool) -> None:
+    """Of ten nodes one has twice the cores, too many for its GPUs, so that the mix loses nothing to
+    a job of 16 cores there. It is preferred all the same only where no other has room."""
+    machines = [node(f"a{i}") for i in range(9)] + [node("z1", cores=64)]
+    features = {m.name: {"gpu_a100"} for m in machines} | {"z1": {"gpu_a100", "fat"}}
+    there = view(*machines, features=features)
+    profiles = {machine.name: machine for machine in machines}
+    used = {m.name: NodeUse(gres={"gpu": 4}) for m in machines[:9] if full}
+    preferring = Preferring(
+        lambda: there, lambda: profiles, lambda: used, share=0.9, tolerance=0.01, seconds=60
+    )
+    inventory = there.planner.inventory
+    outcome = replan(there.planner, "gpus=1 cpus=16")
+    preferring.learn(replan(there.planner, "gpus=1 cpus=8"), inventory)
+    preferring.look(outcome, inventory)
+    preferring.refresh()
+    found = preferring.look(outcome, inventory)
+    assert found.prefer == "", "on the nine, or on the one with room, where Slurm puts it anyway"
+    best = found.ranked[0]
+    assert best.example == "z1"
+    left = "left to jobs that only the few largest nodes can take"
+    assert (left in best.score.terms[-1].why) is not full
 
 
 def test_what_was_found_for_another_inventory_does_not_count() -> None:
@@ -330,14 +355,16 @@ def test_a_share_costs_its_part_of_a_card_and_what_it_breaks() -> None:
     )
     measure = packs_of(rest.mix({USUAL: 1}))
     half = Kind(1, (2, 0, 0, 0, 0), A100, 500)
-    ((found,),) = rest.costs([(half, [np.array([True])])], measure)
-    assert found == (0, 500)  # a whole card is lost to the mix, of which the share takes a half
+    ((found,),) = rest.look([(half, [np.array([True])])], measure)
+    assert found == Taken(
+        0, 500
+    )  # a whole card is lost to the mix, of which the share takes a half
     taken = NodeUse(cpus=2, shards=((15, 31), (0, 31)))
     again = Rest(
         [node("a1", cards=gpus(0, 0), cores=8, sockets=1, numa=1)], [taken], np.array([True])
     )
-    ((found,),) = again.costs([(half, [np.array([True])])], measure)
-    assert found == (0, -500)  # on the card that is broken already it takes what was stranded
+    ((found,),) = again.look([(half, [np.array([True])])], measure)
+    assert found == Taken(0, -500)  # on the card that is broken already it takes what was stranded
 
 
 def test_shards_whose_cards_slurm_does_not_tell_fill_the_first_ones() -> None:
