@@ -134,7 +134,8 @@ class Planner:
         if not outcome.feasible:
             return self._with_nearest(outcome, results, candidates)
         share = choice.share(passing) if choice else None
-        ranked = score.rank(passing, need, candidates, self.preference.weights)
+        part = share.shards / share.slices if share else None
+        ranked = score.rank(passing, need, candidates, self.preference.weights, part)
         preferred = score.preferred(ranked, self.preference.tolerance)
         return dataclasses.replace(
             outcome,

@@ -2,9 +2,10 @@
 
 A job takes GPUs, and with them their share of everything else on the node. What it then leaves of
 that share is hard to sell to others, and what it takes beyond the share leaves other GPUs without
-cores, bandwidth or IOPS. So each amount is compared with the share that belongs to the GPUs taken
-(all of the node, where no GPU is asked for), and counts as ``min / max`` of both: 1 where the job
-takes just its share. The score is the mean over what was asked, by the site's weights.
+cores, bandwidth or IOPS. So each amount is compared with the share that belongs to the GPUs taken,
+or to the part of one (all of the node, where no GPU is asked for), and counts as ``min / max`` of
+both: 1 where the job takes just its share. The score is the mean over what was asked, by the site's
+weights.
 """
 
 from __future__ import annotations
@@ -57,9 +58,12 @@ class Score:
     terms: tuple[Term, ...] = ()
 
 
-def score(profile: NodeProfile, need: Need, result: Result, weights: Weights) -> Score:
-    """The score of a machine that ``result`` says can meet the need."""
-    found = list(_amounts(profile, need, result, weights))
+def score(
+    profile: NodeProfile, need: Need, result: Result, weights: Weights, part: float | None = None
+) -> Score:
+    """The score of a machine that ``result`` says can meet the need. ``part`` is what a job takes
+    of the GPU that it shares with others; None where it has its GPUs alone."""
+    found = list(_amounts(profile, need, result, weights, part))
     total = sum(weight for weight, *_ in found)
     if not total:
         return Score(1.0)
@@ -70,10 +74,11 @@ def score(profile: NodeProfile, need: Need, result: Result, weights: Weights) ->
 
 
 def _amounts(
-    profile: NodeProfile, need: Need, result: Result, weights: Weights
+    profile: NodeProfile, need: Need, result: Result, weights: Weights, part: float | None
 ) -> Iterator[tuple[float, str, float, str]]:
     """Weight, name, value and reason of each amount that was asked for."""
-    share = need.gpus / len(profile.gpus) if need.gpus and profile.gpus else 1.0
+    gpus = need.gpus if part is None else part
+    share = gpus / len(profile.gpus) if gpus and profile.gpus else 1.0
     if need.gpus and (need.gpu_memory_mib or need.gpu_memory_wanted_mib):
         value, why = _gpu_memory(profile, need, result)
         yield weights.gpu_memory, "gpu-memory", value, why
@@ -138,7 +143,11 @@ class Ranked:
 
 
 def rank(
-    passing: Sequence[tuple[NodeClass, Result]], need: Need, candidates: int, weights: Weights
+    passing: Sequence[tuple[NodeClass, Result]],
+    need: Need,
+    candidates: int,
+    weights: Weights,
+    part: float | None = None,
 ) -> tuple[Ranked, ...]:
     """The machines that pass, best first; equal scores are told together."""
     groups: dict[Score, Ranked] = {}
@@ -146,7 +155,7 @@ def rank(
         nodes = node_class.nodes & candidates
         if not nodes:
             continue
-        value = score(node_class.profile, need, result, weights)
+        value = score(node_class.profile, need, result, weights, part)
         known = groups.get(value)
         groups[value] = Ranked(
             nodes | (known.nodes if known else 0),

@@ -258,7 +258,7 @@ class Preferred(PackAhead, SlurmWeighted):
 
     def _score(self, need: Need, node: int, worth: float) -> float:
         size, cores = int(self.cluster.sizes[node]), int(self.cluster.capacity[node, 0])
-        own = cores * need.count / size if need.count else cores
+        own = cores * need.gpu / (WHOLE * size) if need.count else cores
         stranded = stranding.value(-worth - need.gpu, need.count)
         return SCORE_SHARE * stranded + (1 - SCORE_SHARE) * match(need.take[0], own)
 

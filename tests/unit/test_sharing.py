@@ -322,6 +322,17 @@ def test_own_shards_that_fit_one_card_are_planned_and_nothing_is_added() -> None
     assert (outcome.plan.shards, outcome.plan.gpu_memory_mib) == (30, 21600)
 
 
+@pytest.mark.parametrize("kind", ["own", "planned"])
+def test_of_the_cores_a_part_of_a_card_has_its_part(kind: str) -> None:
+    """15 of the 31 slices of one of four cards."""
+    words = "cpus=2" if kind == "own" else "gpus=1 cpus=2 gpu-memory=10800MiB gpu-sharing=yes"
+    asked = {"gpus": own(15)} if kind == "own" else {}
+    outcome, _ = shared(words, l4(), shards={"l1": 120}, **asked)
+    (term,) = [t for t in outcome.ranked[0].score.terms if t.name == "cpu-cores"]
+    assert term.value == pytest.approx(2 / (32 / 4 * 15 / 31))
+    assert term.why == "asks 2 of the 3.87 cores that are its share"
+
+
 def test_own_shards_are_kept_off_nodes_whose_cards_have_fewer() -> None:
     shards = {"l1": 120, "a1": 248}
     a100 = machine("a1", *[("a100", A100)] * 8)
