@@ -186,3 +186,14 @@ def test_only_models_are_preferred_and_slurm_takes_one_of_those() -> None:
     assert chooser.choose(whole(cpu=8)) == (2, None)
     there.place(whole(2, cpu=12), 2)
     assert chooser.choose(whole(cpu=8)) == (0, None), "none of the preferred has room"
+
+
+def test_the_largest_node_is_not_preferred_while_slurm_would_take_another() -> None:
+    """Of ten nodes one has more CPUs, of which a job of eight leaves enough for the other GPU."""
+    there = cluster(*[(2, 9)] * 9, (2, 12), models=(*[0] * 9, 1))
+    chooser = policy("crater-prefer", there, Mix.of([(whole(cpu=4), 1.0)]))
+    job = whole(cpu=8)
+    for node in range(9):
+        assert chooser.choose(job) == (node, None)
+        there.place(whole(cpu=4), node)
+    assert chooser.choose(job) == (9, None), "no other has room"
