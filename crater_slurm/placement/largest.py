@@ -22,7 +22,10 @@ def largest(sizes: Ints) -> npt.NDArray[np.bool_]:
 
     None on a cluster of less than ten nodes, or where all are alike.
     """
-    kinds, kind, count = np.unique(sizes, axis=0, return_inverse=True, return_counts=True)
+    # To two digits, or each of thousands of nodes would have a memory of its own.
+    step = 10.0 ** np.maximum(0, np.floor(np.log10(np.maximum(sizes, 1))) - 1)
+    rounded = np.round(sizes / step) * step
+    kinds, kind, count = np.unique(rounded, axis=0, return_inverse=True, return_counts=True)
     as_large = [int(count[(kinds >= AS_LARGE * own).all(axis=1)].sum()) for own in kinds]
     few: npt.NDArray[np.bool_] = np.asarray(as_large) <= FEW * len(sizes)
     return few[kind.ravel()]

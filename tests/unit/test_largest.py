@@ -36,3 +36,11 @@ def test_they_are_those_that_a_look_at_every_pair_finds(sizes: list[tuple[int, .
         for own in sizes
     ]
     assert largest(np.array(sizes)).tolist() == found
+
+
+def test_memory_that_differs_from_node_to_node_makes_no_kinds() -> None:
+    """Ten thousand nodes with a memory each, and one class of few that is larger."""
+    memory = 515_000 + np.arange(10_000)
+    sizes = np.column_stack([np.full(10_000, 8), np.full(10_000, 96), memory])
+    sizes[:100, 1] = 128
+    assert np.flatnonzero(largest(sizes)).tolist() == list(range(100))
