@@ -28,6 +28,25 @@ def write_atomically(path: Path, text: str, mode: int = 0o600, *, durable: bool 
         raise
 
 
+# Any word may be asked about below: one that is too long for a name, or in a folder that is closed
+# to us, is none. The methods of Path raise OSError for those.
+
+
+def exists(path: Path | str) -> bool:
+    """Whether there is such a file, folder, pipe or device for us."""
+    return os.path.exists(path)  # noqa: PTH110
+
+
+def is_file(path: Path | str) -> bool:
+    """Whether there is such a file for us."""
+    return os.path.isfile(path)  # noqa: PTH113
+
+
+def is_dir(path: Path | str) -> bool:
+    """Whether there is such a folder for us."""
+    return os.path.isdir(path)  # noqa: PTH112
+
+
 def read_text(path: Path | str) -> str | None:
     """A kernel file's text without its last newline; None when it can't be read (it may vanish).
 

@@ -15,6 +15,7 @@ import click
 
 from crater_slurm.cli.context import loaded
 from crater_slurm.errors import CraterError, UsageError
+from crater_slurm.files import is_dir
 
 if TYPE_CHECKING:
     from crater_slurm.checkpoint.remote.catalogue import Stored
@@ -52,7 +53,7 @@ def opened(where: str, profile: str = "default", endpoint: str = "") -> Iterator
     from crater_slurm.checkpoint.remote.store import RemoteError
     from crater_slurm.checkpoint.restore import NotThereError
 
-    if "://" not in where and not Path(where).is_dir():
+    if "://" not in where and not is_dir(where):
         raise UsageError(
             f"{where} is no folder; name a job id, a folder with checkpoints, or a URL such as "
             "s3://bucket/prefix"

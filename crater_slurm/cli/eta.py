@@ -14,6 +14,7 @@ import click
 from crater_slurm.cli.context import loaded
 from crater_slurm.cli.output import print_json
 from crater_slurm.errors import CraterError, SlurmError, UsageError
+from crater_slurm.files import is_file
 
 if TYPE_CHECKING:
     from crater_slurm.model.queue import QueuedJob
@@ -33,7 +34,7 @@ def eta(what: str, options: tuple[str, ...], as_json: bool) -> None:
     it is as good as the time limits of the jobs ahead.
     """
     now = time.time()
-    if Path(what).is_file():
+    if is_file(what):
         entries = [_of_script(Path(what), options, now)]
     elif re.fullmatch(r"\d{1,10}([_+]\d+)?", what) and not options:
         entries = _of_job(what, now)

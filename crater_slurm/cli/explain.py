@@ -12,6 +12,7 @@ import click
 
 from crater_slurm.cli.context import loaded
 from crater_slurm.errors import CraterError, SlurmError, UsageError
+from crater_slurm.files import is_file
 
 if TYPE_CHECKING:
     from crater_slurm.slurm.client import Client
@@ -40,7 +41,7 @@ def explain(what: str, as_json: bool) -> None:
     # Job ids have at most ten digits; a plan's twelve characters may happen to be digits too.
     if re.fullmatch(r"\d{1,10}([_+]\d+)?", what):
         result = _explain_job(what)
-    elif Path(what).is_file():
+    elif is_file(what):
         result = _check(Path(what), ())
     else:
         result = _explain_plan(what)
@@ -57,7 +58,7 @@ def check(script: Path, options: tuple[str, ...], as_json: bool) -> None:
     OPTIONS are sbatch's own. Slurm itself reads script and options (sbatch --test-only), so the
     answer is the one that a submission would get now.
     """
-    if not script.is_file():
+    if not is_file(script):
         raise UsageError(f"there is no script {script}")
     result = _check(script, options)
     _show(result, as_json)

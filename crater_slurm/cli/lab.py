@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from crater_slurm.files import is_file
+
 if TYPE_CHECKING:
     from crater_slurm.lab.lab import Lab
 
@@ -156,7 +158,7 @@ def _placed(one: Lab, user: str, command: list[str]) -> tuple[str | None, list[s
         return str(here), command
     words = [command[0]]
     for word in command[1:]:
-        if (here / word).is_file():
+        if is_file(here / word):
             click.echo(f"copied {word} to {user}'s home in the lab", err=True)
             word = one.bring(here / word, user)
         words.append(word)

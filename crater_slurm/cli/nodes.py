@@ -10,6 +10,7 @@ import click
 from crater_slurm.cli import node_state
 from crater_slurm.cli.output import print_json, print_table
 from crater_slurm.cli.profiles import expanded, open_store, stored
+from crater_slurm.files import is_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -178,7 +179,7 @@ def diff(left: str, right: str, as_json: bool) -> None:
 
     with open_store() as store:
         one = stored(store, [left])[0]
-        if right not in store.names() and Path(right).is_file():
+        if right not in store.names() and is_file(right):
             other = _from_file(one, Path(right))
         else:
             other = stored(store, [right])[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from crater_slurm.errors import LabError, UsageError
+from crater_slurm.files import exists
 from crater_slurm.lab import inventory
 from crater_slurm.model.profile import NodeProfile
 from crater_slurm.simulate.inventory import of_profiles
@@ -19,7 +20,7 @@ def read(text: str) -> Nodes:
     if file.suffix == ".csv":
         return openb_nodes(file)
     try:
-        if not file.suffix and not file.exists():
+        if not file.suffix and not exists(file):
             return of_profiles(inventory.load(text).profiles())
         return of_profiles(_profiles(file))
     except LabError as error:

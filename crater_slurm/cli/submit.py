@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from crater_slurm.alldata import options
+from crater_slurm.files import is_file
 from crater_slurm.slurm.environment import clean_environment
 
 #: Our own options that have a value behind them; for sbatch's, options knows.
@@ -31,7 +32,7 @@ def task_place(words: Sequence[str]) -> int | None:
     word = words[place]
     if word == "-" or word.endswith(".json"):
         return place
-    if not Path(word).is_file():
+    if not is_file(word):
         return None  # sbatch reads a pipe itself, or says what is wrong
     try:
         with Path(word).open("rb") as file:

@@ -17,6 +17,7 @@ from uuid import NAMESPACE_DNS, uuid5
 import yaml
 
 from crater_slurm.errors import LabError, nearest
+from crater_slurm.files import exists
 from crater_slurm.model.profile import NodeProfile
 from crater_slurm.slurm import hostlist
 from crater_slurm.store.codec import profile_from_dict
@@ -87,9 +88,9 @@ def shipped_profiles() -> list[str]:
 def load(name: str) -> Inventory:
     """Inventory of that name, or of that file; LabError says what is wrong where."""
     file = Path(name)
-    if not file.suffix and not file.exists():
+    if not file.suffix and not exists(file):
         file = _INVENTORIES / f"{name}.yaml"
-        if not file.exists():
+        if not exists(file):
             known = ", ".join(shipped())
             raise LabError(f"no inventory is named {name!r}; there are {known}, or name a file")
     return parse(_read(file), str(file))
