@@ -16,6 +16,16 @@ settings.register_profile("crater", deadline=None)
 settings.load_profile("crater")
 
 
+@pytest.fixture
+def open_path() -> Iterator[Path]:
+    """A folder that other users can pass through. Those of pytest are closed to them, and closed
+    again whenever another session of the same user begins."""
+    with tempfile.TemporaryDirectory(prefix="crater-", ignore_cleanup_errors=True) as folder:
+        path = Path(folder)
+        path.chmod(0o755)
+        yield path
+
+
 @pytest.fixture(scope="session")
 def s3() -> Iterator[s3_server.Server]:
     """A real S3 server (SeaweedFS) with one key that may do all; skipped where it is missing."""

@@ -319,10 +319,8 @@ def asked(node: Node, uid: int, question: object, job: str = "7") -> Answer:
 
 
 @root
-def test_only_root_and_the_job_s_user_are_answered(tmp_path: Path) -> None:
-    for above in (tmp_path, *list(tmp_path.parents)[:-2]):
-        above.chmod(above.stat().st_mode | 0o011)
-    node = Node(tmp_path, uid=USER)
+def test_only_root_and_the_job_s_user_are_answered(open_path: Path) -> None:
+    node = Node(open_path, uid=USER)
     try:
         node.job(checkpoint="on")
         assert asked(node, USER, {"op": "list"}).status == "ok"

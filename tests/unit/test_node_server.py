@@ -19,10 +19,8 @@ from crater_slurm.node.server import Server, dispatch
 
 
 @pytest.fixture
-def served(tmp_path: Path):
+def served(open_path: Path):
     """A server that answers with what it was asked, and remembers who asked."""
-    for above in [tmp_path, *tmp_path.parents][:-2]:
-        above.chmod(0o755)
     asked: list[Request] = []
 
     def handler(request: Request) -> Answer:
@@ -33,10 +31,10 @@ def served(tmp_path: Path):
             return dispatch(None, request)  # type: ignore[arg-type]
         return Answer(lines=[f"print {request.operation}"])
 
-    server = Server(tmp_path / "node.sock", handler, timeout=0.5)
+    server = Server(open_path / "node.sock", handler, timeout=0.5)
     server.start()
     server.asked = asked
-    server.path = tmp_path / "node.sock"
+    server.path = open_path / "node.sock"
     yield server
     server.stop()
 
