@@ -141,12 +141,15 @@ class Rest:
         lost = iter(self._lost(needs, takes, measure))
         spares = [self._spares(need, room) for need, room in zip(needs, able, strict=True)]
         return [
-            [Taken(n, next(lost), spares and bool(self.largest[n])) if n >= 0 else None for n in of]
-            for of, spares in zip(takes, spares, strict=True)
+            [
+                Taken(n, next(lost), spared=spare and bool(self.largest[n])) if n >= 0 else None
+                for n in nodes
+            ]
+            for nodes, spare in zip(takes, spares, strict=True)
         ]
 
     def _spares(self, need: PackedNeed, able: _Nodes) -> bool:
-        """Whether the job, if nothing were preferred, would get a node that is no rare one."""
+        """Whether the job, if nothing were preferred, would get none of the few largest nodes."""
         own = self._taken(able, need)
         return own >= 0 and not self.largest[own]
 

@@ -217,7 +217,7 @@ class Preferring:
     ) -> Choice:
         scored = [(self._with(inventory, outcome, *group, gpus), group[1]) for group in groups]
         scored.sort(key=lambda one: (-one[0].score.value, one[0].nodes & -one[0].nodes))
-        # Where no node has room now, Slurm has no choice to make.
+        # Where no node has room now Slurm has no choice to make, and what is spared is not named.
         able = [ranked for ranked, taken in scored if taken is not None and not taken.spared]
         preferred = score.preferred(able, self._tolerance)
         prefer = score.expression_of(preferred, outcome.passed, inventory.feature_sets)
